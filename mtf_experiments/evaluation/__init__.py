@@ -1,0 +1,1 @@
+"""Scores of a model: perplexity, decoding and BLEU."""
