@@ -1,0 +1,81 @@
+"""The language: tensors with named dimensions, laid out over a named mesh of processors (Shazeer et al. 2018).
+
+    batch, io, hidden = mtf.Dimension("batch", 64), mtf.Dimension("io", 512), mtf.Dimension("hidden", 2048)
+
+    def two_layers(x, w, v):
+        h = mtf.relu(mtf.einsum([x, w], [batch, hidden]))
+        return mtf.einsum([h, v], [batch, io])
+
+    y = mtf.spmd(two_layers, mtf.make_mesh("rows:2;cols:2"), "batch:rows;hidden:cols")(x, w, v)
+
+The layout decides placement and communication, never the result; outside `spmd` the same functions run on one device.
+"""
+
+from mtf_experiments.mtf.control import full, scan, zeros
+from mtf_experiments.mtf.dimension import Dimension, Shape, ShapeError
+from mtf_experiments.mtf.einsum import einsum
+from mtf_experiments.mtf.elementwise import (
+    absolute,
+    add,
+    broadcast,
+    cast,
+    cos,
+    divide,
+    equal,
+    exp,
+    gelu,
+    greater,
+    greater_equal,
+    is_finite,
+    less,
+    less_equal,
+    log,
+    logical_and,
+    logical_not,
+    logical_or,
+    maximum,
+    minimum,
+    multiply,
+    not_equal,
+    power,
+    relu,
+    rsqrt,
+    sigmoid,
+    sign,
+    silu,
+    sin,
+    sqrt,
+    square,
+    stop_gradient,
+    subtract,
+    tanh,
+    where,
+)
+from mtf_experiments.mtf.indexing import arange, cumsum, gather, index, one_hot, shift, slice_dimension
+from mtf_experiments.mtf.layout import Layout, LayoutError, MeshShape
+from mtf_experiments.mtf.loss import softmax_cross_entropy
+from mtf_experiments.mtf.placement import placement
+from mtf_experiments.mtf.program import (
+    abstract_mesh,
+    check_program,
+    make_mesh,
+    mesh_shape_of,
+    partition_spec,
+    place,
+    sharding,
+    spmd,
+)
+from mtf_experiments.mtf.random import Random, dropout
+from mtf_experiments.mtf.reduction import (
+    log_softmax,
+    reduce_all,
+    reduce_any,
+    reduce_logsumexp,
+    reduce_max,
+    reduce_mean,
+    reduce_min,
+    reduce_sum,
+    softmax,
+)
+from mtf_experiments.mtf.reshape import concat, rename, reshape, stack, transpose, unstack
+from mtf_experiments.mtf.tensor import NamedTensor, canonical, is_named

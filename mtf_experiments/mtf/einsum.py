@@ -1,0 +1,44 @@
+"""einsum over named dimensions: what is not in the output is contracted (paper, section 4)."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterable, Mapping, Sequence
+
+import jax.numpy as jnp
+
+from mtf_experiments.mtf import collective
+from mtf_experiments.mtf.dimension import Dimension, Shape, union
+from mtf_experiments.mtf.layout import LayoutError
+from mtf_experiments.mtf.placement import placement
+from mtf_experiments.mtf.reduction import finish_sum, split_over
+from mtf_experiments.mtf.tensor import NamedTensor
+
+
+def einsum(
+    inputs: Sequence[NamedTensor], output_shape: Iterable[Dimension], rename: Mapping[str, str] | None = None
+) -> NamedTensor:
+    """Product of `inputs`, summed over all dimensions that `output_shape` lacks.
+
+    Each processor contracts its slices, accumulating in f32 at least; the partial results are allreduced over the mesh
+    dimensions of the contracted dimensions, in the inputs' type. `rename` renames output dimensions on the way: one that
+    becomes split over a mesh dimension contracted over is reduce-scattered. Raises LayoutError where two dimensions of the
+    product (contracted ones included) are split over one mesh dimension, ShapeError for an output dimension in no input.
+    """
+    output = Shape(output_shape)
+    everything = union(x.shape for x in inputs)
+    for d in output:
+        everything.find(d)
+    try:
+        placement().layout.check_shape(everything, placement().mesh)
+    except LayoutError as e:
+        raise LayoutError(f"einsum of {' and '.join(str(x.shape) for x in inputs)} to {output}: {e}") from None
+    letters = dict(zip(everything.names, string.ascii_letters, strict=False))
+    subscripts = [",".join("".join(letters[n] for n in x.shape.names) for x in inputs)]
+    subscripts.append("".join(letters[n] for n in output.names))
+    contracted = tuple(d for d in everything if not output.has(d))
+    axes = frozenset[str]().union(*(collective.varying_axes(x.array) for x in inputs))
+    dtype = jnp.result_type(*(x.dtype for x in inputs))
+    accumulator = jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype
+    local = jnp.einsum("->".join(subscripts), *(x.varying(axes) for x in inputs), preferred_element_type=accumulator)
+    return finish_sum(local.astype(dtype), output, split_over(contracted), rename)
