@@ -1,0 +1,221 @@
+"""The ledger: what a traced program computes and communicates, on each processor (paper, sections 4 and 6).
+
+    ledger = mtf.ledger(step, mtf.abstract_mesh("rows:4;cols:2"), "batch:rows;d_ff:cols", params, batch)
+    ledger.elements_by_mesh_dimension()     # {("cols",): 65536, ("rows",): 1048577}
+    print(ledger.table())
+
+It is read off the jaxpr, so it needs no devices, and counts the program as written: XLA may merge collectives, share
+equal ones, move them out of loops and drop those whose result is unused. Only what runs inside `spmd` programs is seen;
+what XLA's partitioner may add around them (an optimizer's global norm over split parameters, say) is not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.sharding import AbstractMesh, Mesh
+
+from mtf_experiments.mtf.layout import Layout
+from mtf_experiments.mtf.program import spmd
+
+KINDS = ("allreduce", "allgather", "reduce_scatter", "alltoall", "exchange")
+
+# By name: differentiation emits variants (of invariant results) that JAX does not export. With the kind goes the name of
+# the parameter that holds the mesh dimensions.
+_COLLECTIVES = {
+    "psum": ("allreduce", "axes"),
+    "psum_invariant": ("allreduce", "axes"),
+    "pmax": ("allreduce", "axes"),
+    "pmin": ("allreduce", "axes"),
+    "all_gather": ("allgather", "axis_name"),
+    "all_gather_invariant": ("allgather", "axis_name"),
+    "reduce_scatter": ("reduce_scatter", "axis_name"),
+    "all_to_all": ("alltoall", "axis_name"),
+    "ppermute": ("exchange", "axis_name"),
+}
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective of a program, as each processor takes part in it.
+
+    `elements` and `bytes` are those of one call on one processor: an allgather's result, every other kind's operand.
+    """
+
+    kind: str
+    """One of `KINDS`."""
+    mesh_dimensions: tuple[str, ...]
+    """The mesh dimensions along which it communicates, in the order of the mesh; those of size 1 are left out."""
+    elements: int
+    bytes: int
+    count: int
+    """How often it runs."""
+    scope: str = ""
+    """Where: names given by `jax.named_scope` and the like; `transpose(...)` marks the backward pass."""
+    reduction: str = ""
+    """What an allreduce or reduce_scatter does: sum, max or min."""
+    at_least: bool = False
+    """Whether `count` leaves out the steps of a while loop, whose number is not known: one is counted."""
+
+    @property
+    def backward(self) -> bool:
+        """Whether it belongs to the backward pass."""
+        return "transpose(" in self.scope
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """All collectives and matrix products (convolutions included) of one run of a program, per processor."""
+
+    collectives: tuple[Collective, ...] = ()
+    flops: int = 0
+    """2 m n k for every product of an m x k and a k x n matrix, of slices."""
+    at_least: bool = False
+    """Whether a while loop was counted once, the number of its steps being unknown."""
+
+    def elements_by_mesh_dimension(self) -> dict[tuple[str, ...], int]:
+        """Elements communicated, by mesh dimensions: an allreduce over two at once is charged under that pair."""
+        return _totals((c.mesh_dimensions, c.elements * c.count) for c in self.collectives)
+
+    def bytes_by_mesh_dimension(self) -> dict[tuple[str, ...], int]:
+        """Bytes communicated, keyed as in `elements_by_mesh_dimension`."""
+        return _totals((c.mesh_dimensions, c.bytes * c.count) for c in self.collectives)
+
+    def by_kind(self) -> dict[str, int]:
+        """Elements communicated by each kind of collective that occurs."""
+        return _totals((c.kind, c.elements * c.count) for c in self.collectives)
+
+    def elements(self) -> dict[tuple[str, tuple[str, ...]], int]:
+        """Elements communicated, by kind and mesh dimensions."""
+        return _totals(((c.kind, c.mesh_dimensions), c.elements * c.count) for c in self.collectives)
+
+    @property
+    def total_elements(self) -> int:
+        """Elements that each processor puts into collectives (allgather: gets out of them)."""
+        return sum(c.elements * c.count for c in self.collectives)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of `total_elements`."""
+        return sum(c.bytes * c.count for c in self.collectives)
+
+    def table(self) -> str:
+        """One aligned line per collective, dearest first, then the totals. `+` after a count: at least so often."""
+        rows = [("collective", "mesh dimensions", "elements", "count", "bytes", "where")]
+        for c in sorted(self.collectives, key=lambda c: -c.bytes * c.count):
+            kind = c.kind if c.reduction in ("", "sum") else f"{c.kind} ({c.reduction})"
+            count = f"{c.count:,}{'+' if c.at_least else ''}"
+            rows.append(
+                (kind, " ".join(c.mesh_dimensions), f"{c.elements:,}", count, f"{c.bytes * c.count:,}", c.scope)
+            )
+        for axes, size in sorted(self.bytes_by_mesh_dimension().items()):
+            rows.append(("total", " ".join(axes), f"{self.elements_by_mesh_dimension()[axes]:,}", "", f"{size:,}", ""))
+        lines = [] if self.collectives else ["no communication"]
+        if self.collectives:
+            widths = [max(len(row[i]) for row in rows) for i in range(5)]
+            for row in rows:
+                left = [cell.ljust(w) for cell, w in zip(row[:2], widths[:2], strict=True)]
+                right = [cell.rjust(w) for cell, w in zip(row[2:5], widths[2:], strict=True)]
+                lines.append("  ".join([*left, *right, row[5]]).rstrip())
+        lines.append(f"matrix products: {self.flops:,} FLOPs per processor{' at least' if self.at_least else ''}")
+        return "\n".join(lines)
+
+
+def ledger(function: Callable[..., Any], mesh: Mesh | AbstractMesh, layout: Layout | str, *arguments: Any) -> Ledger:
+    """The ledger of the named program `function` on `mesh` under `layout`.
+
+    `arguments` are those of the program, with arrays or `jax.ShapeDtypeStruct`s of global sizes. Raises LayoutError as
+    `spmd` does.
+    """
+    return trace_ledger(spmd(function, mesh, layout), *arguments)
+
+
+def trace_ledger(function: Callable[..., Any], *arguments: Any) -> Ledger:
+    """The ledger of any function that contains `spmd` programs: a whole jitted training step with its optimizer, say.
+
+    Matrix products outside `spmd` are counted whole, as if every processor did them.
+    """
+    return _count(jax.make_jaxpr(lambda *a: function(*a))(*arguments).jaxpr, {}, "")
+
+
+def _count(jaxpr: Jaxpr, mesh: Mapping[str, int], scope: str) -> Ledger:
+    parts = [_count_equation(equation, mesh, scope) for equation in jaxpr.eqns]
+    return _merge(part for part in parts if part is not None)
+
+
+def _count_equation(equation: JaxprEqn, mesh: Mapping[str, int], outer: str) -> Ledger | None:
+    name, params = equation.primitive.name, equation.params
+    scope = "/".join(s for s in (outer, str(equation.source_info.name_stack)) if s)
+    if name in _COLLECTIVES:
+        return Ledger(tuple(_collectives(equation, mesh, scope)))
+    if name == "dot_general":
+        (contracted, _), _ = params["dimension_numbers"]
+        depth = math.prod(equation.invars[0].aval.shape[i] for i in contracted)
+        return Ledger(flops=2 * depth * math.prod(equation.outvars[0].aval.shape))
+    if name == "conv_general_dilated":
+        kernel, features = equation.invars[1].aval.shape, params["dimension_numbers"].rhs_spec[0]
+        depth = math.prod(kernel) // kernel[features]  # products that make one element; those with padding included
+        return Ledger(flops=2 * depth * math.prod(equation.outvars[0].aval.shape))
+    if name == "shard_map":
+        mesh = params["mesh"].shape
+    inner = [_count(sub, mesh, scope) for sub in _jaxprs(params.values())]
+    if not inner:
+        return None
+    if name == "cond":
+        return max(inner, key=lambda branch: (branch.total_bytes, branch.flops))
+    if name == "scan":
+        return _times(_merge(inner), params["length"])
+    if name == "while":
+        once = _merge(inner)
+        found = bool(once.collectives or once.flops)
+        return Ledger(tuple(replace(c, at_least=True) for c in once.collectives), once.flops, once.at_least or found)
+    return _merge(inner)
+
+
+def _collectives(equation: JaxprEqn, mesh: Mapping[str, int], scope: str) -> Iterator[Collective]:
+    name = equation.primitive.name
+    kind, key = _COLLECTIVES[name]
+    named = equation.params[key]
+    named = set(named if isinstance(named, tuple) else (named,))
+    axes = tuple(a for a in mesh if a in named and mesh[a] > 1)
+    reduction = {"pmax": "max", "pmin": "min"}.get(name, "sum") if kind in ("allreduce", "reduce_scatter") else ""
+    for x in equation.outvars if kind == "allgather" else equation.invars:
+        if axes:
+            elements = math.prod(x.aval.shape)
+            yield Collective(kind, axes, elements, elements * np.dtype(x.aval.dtype).itemsize, 1, scope, reduction)
+
+
+def _jaxprs(params: Iterable[Any]) -> Iterator[Jaxpr]:
+    """The programs inside an equation: bodies, branches, calls (derivative rules not yet applied are functions)."""
+    for p in params:
+        if isinstance(p, ClosedJaxpr):
+            yield p.jaxpr
+        elif isinstance(p, Jaxpr):
+            yield p
+        elif isinstance(p, tuple | list):
+            yield from _jaxprs(p)
+
+
+def _merge(parts: Iterable[Ledger]) -> Ledger:
+    parts = list(parts)
+    counts = _totals((replace(c, count=0), c.count) for part in parts for c in part.collectives)
+    collectives = tuple(replace(c, count=n) for c, n in counts.items())
+    return Ledger(collectives, sum(p.flops for p in parts), any(p.at_least for p in parts))
+
+
+def _times(part: Ledger, n: int) -> Ledger:
+    repeated = tuple(replace(c, count=c.count * n) for c in part.collectives if n)
+    return Ledger(repeated, part.flops * n, part.at_least and n > 0)
+
+
+def _totals(pairs: Iterable[tuple[Any, int]]) -> dict[Any, int]:
+    totals: dict[Any, int] = {}
+    for key, n in pairs:
+        totals[key] = totals.get(key, 0) + n
+    return totals
