@@ -1,0 +1,175 @@
+"""Tasks: a source, its vocabulary and how its text is put into rows."""
+
+import hashlib
+import importlib.util  # noqa: F401  (gin uses importlib.util without importing it)
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gin
+from mtf_experiments.data.files import file_sha256, lock, write_directory
+from mtf_experiments.data.pipeline import EvalRows, TrainRows
+from mtf_experiments.data.sources import Source, check_readable, first_lines, lines
+from mtf_experiments.data.token_store import FORMAT, TokenStore, build_store
+from mtf_experiments.data.tokenizer import Tokenizer, Vocabulary, require_known
+from mtf_experiments.errors import UserError
+
+_CHECKED_LINES = 1000  # examples whose share of unknown ids is looked at
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedTask:
+    """A task whose vocabulary and token stores exist.
+
+    Attributes:
+        task: what was prepared.
+        tokenizer: the vocabulary.
+        stores: an opened token store per split.
+        unknown_share: share of unknown ids in the first examples of each split.
+    """
+
+    task: "LanguageModelTask"
+    tokenizer: Tokenizer
+    stores: Mapping[str, TokenStore]
+    unknown_share: Mapping[str, float]
+
+    def train_rows(self, batch_size: int, seed: int, vocab_size: int) -> TrainRows:
+        """Training batches; `seed` decides their order, `vocab_size` is the model's."""
+        return TrainRows(self.stores["train"], self.task.row_length, batch_size, seed, vocab_size)
+
+    def eval_rows(self, split: str, batch_size: int, vocab_size: int) -> EvalRows:
+        """Evaluation batches of a split."""
+        if split not in self.stores:
+            raise UserError(f"task {self.task.name} has no {split} split; it has {', '.join(self.stores)}")
+        return EvalRows(self.stores[split], self.task.row_length, batch_size, vocab_size)
+
+    def counts(self, split: str) -> dict[str, int | float]:
+        """All counts of a split: of the text, of the tokens, and sentences longer than a row."""
+        store = self.stores[split]
+        assert store.manifest is not None
+        text = asdict(store.manifest.source.whole)
+        del text["sha256"]
+        tokens = asdict(store.manifest.counts)
+        return text | tokens | {"over_long": store.over_long(self.task.row_length)}
+
+    def fingerprints(self) -> dict[str, Any]:
+        """What identifies text and vocabulary: files, counts and hashes, as plain JSON."""
+        splits = {}
+        for split, store in self.stores.items():
+            assert store.manifest is not None
+            splits[split] = store.manifest.source.as_json() | {
+                "tokens_sha256": store.manifest.files["tokens.npy"]["sha256"]
+            }
+        vocabulary = {"sha256": self.tokenizer.fingerprint, "size": self.tokenizer.vocab_size}
+        return {"task": self.task.name, "vocabulary": vocabulary, "splits": splits}
+
+    def summary(self) -> list[str]:
+        """Lines for people: one for the vocabulary and one per split."""
+        made = self.task.vocabulary
+        result = [f"vocabulary {self.tokenizer.vocab_size:,} ids ({made.kind}), {self.tokenizer.fingerprint[:12]}"]
+        for split in self.stores:
+            count = self.counts(split)
+            result.append(
+                f"{split}: {count['sentences']:,} sentences ({count['blank']:,} blank), {count['words']:,} words, "
+                f"{count['characters']:,} characters, {count['tokens']:,} tokens ({count['pieces']:,} pieces + "
+                f"{count['eos']:,} EOS), {count['unknown']:,} unknown, {count['over_long']:,} longer than a row "
+                f"of {self.task.row_length}"
+            )
+        return result
+
+
+@gin.configurable
+@dataclass(frozen=True)
+class LanguageModelTask:
+    """Predict each next token of sentences.
+
+    Attributes:
+        source: the text.
+        vocabulary: how the vocabulary is made from the train split.
+        name: appears in the names of files.
+        row_length: tokens per row, in training and evaluation.
+        cache_dir: where vocabularies and token stores are kept; the source's own folder is only read.
+        unknown_limit: refuse a vocabulary to which a larger share of the first examples is unknown.
+        threads: tokenising threads; None takes all cores, up to 16. The result is the same.
+    """
+
+    source: Source
+    vocabulary: Vocabulary = field(default_factory=Vocabulary)
+    name: str = "lm"
+    row_length: int = 256
+    cache_dir: str = "~/.cache/mtf_experiments"
+    unknown_limit: float = 0.05
+    threads: int | None = None
+
+    def __post_init__(self):
+        if not re.fullmatch(r"[A-Za-z0-9_.]+", self.name):
+            raise UserError(f"LanguageModelTask.name is {self.name!r}; letters, digits, _ and . are possible")
+        if self.row_length < 2:
+            raise UserError(f"LanguageModelTask.row_length is {self.row_length}; it must be at least 2")
+
+    def check(self) -> None:
+        """A look, in seconds, at whether the text is there: files, emptiness, encoding of their first lines.
+
+        Raises:
+            UserError: naming the file and what is wrong.
+        """
+        for split in ("train", "validation"):
+            if split not in self.source.splits:
+                raise UserError(
+                    f"task {self.name} has no {split} split; its source has {', '.join(self.source.splits)}"
+                )
+        check_readable(self.source)
+
+    def prepare(self) -> PreparedTask:
+        """Make what is missing in `cache_dir` (vocabulary, token stores), check it all and open it.
+
+        Raises:
+            UserError: unreadable or unexpected text, impossible vocabulary settings, damaged cache.
+        """
+        self.check()
+        cache = Path(self.cache_dir).expanduser().absolute()
+        tokenizer = self._tokenizer(cache / "vocabularies")
+        unknown, stores = {}, {}
+        for split in self.source.splits:
+            first = first_lines(self.source, split, _CHECKED_LINES)
+            unknown[split] = require_known(tokenizer, first, self.unknown_limit, f"the {split} split of {self.name}")
+        for split in self.source.splits:
+            key = _key(self.source.signature(split), tokenizer.fingerprint, FORMAT)
+            path = cache / "tokens" / f"{self.name}-{split}-{key}"
+            stores[split] = build_store(path, self.source, split, tokenizer, self.threads)
+            manifest = stores[split].manifest
+            assert manifest is not None
+            self.source.check_content(manifest.source)
+        return PreparedTask(self, tokenizer, stores, unknown)
+
+    def _tokenizer(self, folder: Path) -> Tokenizer:
+        settings = asdict(self.vocabulary)
+        path = folder / f"{self.name}-{_key(self.source.signature('train'), settings, FORMAT)}"
+        model, manifest = path / "tokenizer.model", path / "manifest.json"
+        with lock(path.with_name(path.name + ".lock")):
+            if not path.exists():
+                made = self.vocabulary.train(lines(self.source, "train"))
+                with write_directory(path) as directory:
+                    (directory / model.name).write_bytes(made.model)
+                    description = {
+                        "settings": settings,
+                        "fingerprint": made.fingerprint,
+                        "sha256": file_sha256(directory / model.name),
+                    }
+                    (directory / manifest.name).write_text(json.dumps(description, indent=1) + "\n", "utf-8")
+            try:
+                expected = json.loads(manifest.read_bytes())["sha256"]
+                if file_sha256(model) != expected:
+                    raise ValueError("sha256 differs")
+            except (OSError, ValueError, KeyError) as error:
+                raise UserError(
+                    f"{model} does not match its manifest ({error}); delete {path} to have it made again"
+                ) from error
+        return Tokenizer(model.read_bytes(), str(model))
+
+
+def _key(*parts: object) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
