@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -16,12 +17,16 @@ from mtf_experiments.mtf.tensor import NamedTensor
 
 
 def einsum(
-    inputs: Sequence[NamedTensor], output_shape: Iterable[Dimension], rename: Mapping[str, str] | None = None
+    inputs: Sequence[NamedTensor],
+    output_shape: Iterable[Dimension],
+    rename: Mapping[str, str] | None = None,
+    dtype: Any = None,
 ) -> NamedTensor:
     """Product of `inputs`, summed over all dimensions that `output_shape` lacks.
 
     Each processor contracts its slices, accumulating in f32 at least; the partial results are allreduced over the mesh
-    dimensions of the contracted dimensions, in the inputs' type. `rename` renames output dimensions on the way: one that
+    dimensions of the contracted dimensions, in `dtype` (default: the inputs' type), which is the result's. `rename`
+    renames output dimensions on the way: one that
     becomes split over a mesh dimension contracted over is reduce-scattered. Raises LayoutError where two dimensions of the
     product (contracted ones included) are split over one mesh dimension, ShapeError for an output dimension in no input.
     """
@@ -38,7 +43,7 @@ def einsum(
     subscripts.append("".join(letters[n] for n in output.names))
     contracted = tuple(d for d in everything if not output.has(d))
     axes = frozenset[str]().union(*(collective.varying_axes(x.array) for x in inputs))
-    dtype = jnp.result_type(*(x.dtype for x in inputs))
+    dtype = dtype or jnp.result_type(*(x.dtype for x in inputs))
     accumulator = jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype
     local = jnp.einsum("->".join(subscripts), *(x.varying(axes) for x in inputs), preferred_element_type=accumulator)
     return finish_sum(local.astype(dtype), output, split_over(contracted), rename)

@@ -120,4 +120,6 @@ def unstack(x: NamedTensor, dim: Dimension | str) -> list[NamedTensor]:
     whole = tuple(None if d == dim else a for d, a in zip(x.shape, axes, strict=True))
     array = collective.relayout(x.array, axes, whole)
     axis, rest = x.shape.axis(dim), x.shape.without(dim)
-    return [NamedTensor(lax.index_in_dim(array, i, axis, keepdims=False), rest) for i in range(dim.size)]
+    # Not n slices: the gradient of one split is one concatenation, that of n slices n padded copies and their sum.
+    parts = lax.split(array, (1,) * dim.size, axis)
+    return [NamedTensor(jnp.squeeze(part, axis), rest) for part in parts]
