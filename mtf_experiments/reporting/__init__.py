@@ -1,0 +1,1 @@
+"""What a run leaves behind and shows: run directories, metrics, console output."""

@@ -1,0 +1,1 @@
+"""The training state, its optimizer and schedule, and its checkpoints."""
