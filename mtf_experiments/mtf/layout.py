@@ -27,7 +27,8 @@ def _pairs(text: str, what: str) -> list[tuple[str, str]]:
         if not item:
             continue
         name, colon, value = item.partition(":")
-        if not colon or not name.isidentifier() or not value:
+        plain = name.removesuffix("?") if what == "layout" else name
+        if not colon or not plain.isidentifier() or not value:
             raise LayoutError(f"{what} {text!r}: {item!r} is not of the form name:value")
         if name in dict(pairs):
             raise LayoutError(f"{what} {text!r} names {name} twice: it is a map, one value for each name")
@@ -52,6 +53,9 @@ class MeshShape(Mapping[str, int]):
                 self._sizes[name] = int(value)
         else:
             self._sizes = dict(text)
+        for name, size in self._sizes.items():
+            if size != -1 and size < 1:
+                raise LayoutError(f"mesh shape {self}: the size of {name} is {size}; want a positive integer or -1")
         if list(self._sizes.values()).count(-1) > 1:
             raise LayoutError(f"mesh shape {self} leaves more than one size open (-1)")
 
@@ -65,7 +69,7 @@ class MeshShape(Mapping[str, int]):
         product = math.prod(sizes.values())
         if -1 in sizes.values() or product != devices:
             raise LayoutError(
-                f"mesh shape {self} has a product of {known if -1 in sizes.values() else product}, but there "
+                f"mesh shape {self!r} has a product of {known if -1 in sizes.values() else product}, but there "
                 f"{'is 1 device' if devices == 1 else f'are {devices} devices'}; "
                 "the product of the mesh must equal the number of devices"
             )
@@ -88,9 +92,10 @@ class MeshShape(Mapping[str, int]):
         return hash(tuple(self._sizes.items()))
 
     def __str__(self) -> str:
-        return ";".join(f"{n}:{s}" for n, s in self._sizes.items()) or "(empty)"
+        return ";".join(f"{n}:{s}" for n, s in self._sizes.items())
 
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        return str(self) or "(empty)"
 
 
 class Layout(Mapping[str, str]):
@@ -102,9 +107,9 @@ class Layout(Mapping[str, str]):
     def __init__(self, text: str | Mapping[str, str] = "") -> None:
         self._rules: dict[str, str] = {}
         self.optional: set[str] = set()
-        items = _pairs(re.sub(r"\?\s*:", "__optional__:", text), "layout") if isinstance(text, str) else text.items()
+        items = _pairs(text, "layout") if isinstance(text, str) else text.items()
         for name, mesh_dimension in items:
-            plain = name.removesuffix("__optional__")
+            plain = name.removesuffix("?")
             if plain in self._rules:
                 raise LayoutError(f"layout {text!r} names {plain} twice: it is a map, one value for each name")
             if plain != name:
@@ -116,7 +121,7 @@ class Layout(Mapping[str, str]):
         for name, mesh_dimension in self.items():
             if mesh_dimension not in mesh:
                 raise LayoutError(
-                    f"layout rule {name}:{mesh_dimension}: the mesh {mesh} has no dimension {mesh_dimension}"
+                    f"layout rule {name}:{mesh_dimension}: the mesh {mesh!r} has no dimension {mesh_dimension}"
                     f"{nearest(mesh_dimension, mesh)}; it has {', '.join(mesh) or 'none'}"
                 )
 
@@ -180,9 +185,10 @@ class Layout(Mapping[str, str]):
         return isinstance(other, Layout) and self._rules == other._rules and self.optional == other.optional
 
     def __str__(self) -> str:
-        return ";".join(f"{n}{'?' if n in self.optional else ''}:{m}" for n, m in self._rules.items()) or "(empty)"
+        return ";".join(f"{n}{'?' if n in self.optional else ''}:{m}" for n, m in self._rules.items())
 
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        return str(self) or "(empty)"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
