@@ -6,8 +6,9 @@ Outside `spmd` it is empty: one device, nothing split. Inside, every NamedTensor
 from __future__ import annotations
 
 import contextlib
-import contextvars
 from collections.abc import Iterator
+
+import jax
 
 from mtf_experiments.mtf.dimension import Dimension, Shape
 from mtf_experiments.mtf.layout import Layout, MeshShape
@@ -43,24 +44,22 @@ class Placement:
             self.layout.check_shape(shape, self.mesh)
 
 
-_current: contextvars.ContextVar[Placement | None] = contextvars.ContextVar("placement", default=None)
+# Part of the key of JAX's trace caches: what `jax.checkpoint` or `jax.jit` traced under one layout is not used in another.
+_current = jax.make_user_context(default_value=None)
 _NOWHERE = Placement(MeshShape(""), Layout(""), applied=False)
 
 
 def placement() -> Placement:
     """The placement in force."""
-    return _current.get() or _NOWHERE
+    return _current.value or _NOWHERE
 
 
 def inside_spmd() -> bool:
-    return _current.get() is not None
+    return _current.value is not None
 
 
 @contextlib.contextmanager
 def placed(value: Placement) -> Iterator[Placement]:
     """Runs its body under the placement `value`."""
-    token = _current.set(value)
-    try:
+    with _current(value):
         yield value
-    finally:
-        _current.reset(token)

@@ -51,6 +51,7 @@ def partition_spec(shape: Shape, layout: Layout, mesh: MeshShape) -> PartitionSp
 def sharding(shape: Iterable[Dimension], layout: Layout | str, mesh: Mesh | AbstractMesh) -> NamedSharding:
     """The sharding of a tensor of `shape`. Raises LayoutError if the layout is not legal for it."""
     layout, shape = Layout(layout) if isinstance(layout, str) else layout, Shape(shape)
+    layout.check_mesh(mesh_shape_of(mesh))
     layout.check_shape(shape, mesh_shape_of(mesh))
     return NamedSharding(mesh, partition_spec(shape, layout, mesh_shape_of(mesh)))  # pyright: ignore[reportArgumentType]
 
@@ -63,8 +64,10 @@ def check_program(function: Callable[..., Any], mesh: MeshShape, layout: Layout,
     """
     layout.check_mesh(mesh)
     with placed(Placement(mesh, layout, applied=False)) as checked:
-        for x in jax.tree.leaves(arguments, is_leaf=is_named):
+        for path, x in jax.tree_util.tree_leaves_with_path(arguments, is_leaf=is_named):
             if is_named(x):
+                name = jax.tree_util.keystr(path[1:], simple=True, separator="/") or f"argument {path[0].idx}"
+                layout.check_shape(x.shape, mesh, name)
                 checked.check(x.shape)
         # A fresh function object: JAX keeps traces by identity, and this one must be traced here, to be seen.
         output = jax.eval_shape(lambda *a: function(*a), *arguments)
@@ -105,7 +108,11 @@ def spmd(
 
 
 def place(tree: Any, mesh: Mesh, layout: Layout | str) -> Any:
-    """Puts the (global) NamedTensors of a pytree onto the devices of `mesh` as `layout` says."""
-    return jax.tree.map(
-        lambda x: NamedTensor(jax.device_put(x.array, sharding(x.shape, layout, mesh)), x.shape), tree, is_leaf=is_named
-    )
+    """Puts the (global) NamedTensors of a pytree onto the devices of `mesh` as `layout` says; plain arrays, on each."""
+
+    def put(x: Any) -> Any:
+        if not is_named(x):
+            return jax.device_put(x, NamedSharding(mesh, PartitionSpec()))
+        return NamedTensor(jax.device_put(x.array, sharding(x.shape, layout, mesh)), x.shape)
+
+    return jax.tree.map(put, tree, is_leaf=is_named)
