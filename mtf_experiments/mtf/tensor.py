@@ -24,16 +24,17 @@ class NamedTensor:
     layout demand, LayoutError if the layout in force is not legal for the shape.
     """
 
-    __slots__ = ("array", "shape", "_casts")
+    __slots__ = ("_array", "shape", "_casts")
+    __array_ufunc__ = None  # numpy arrays and scalars leave mixed arithmetic to this class
 
     def __init__(self, array: Any, shape: Iterable[Dimension]) -> None:
-        self.array: jax.Array = array if isinstance(array, jax.Array | jax.ShapeDtypeStruct) else jnp.asarray(array)
+        self._array: jax.Array = array if isinstance(array, jax.Array | jax.ShapeDtypeStruct) else jnp.asarray(array)
         self.shape = shape if isinstance(shape, Shape) else Shape(shape)
         self._casts: list[tuple[Any, frozenset[str], jax.Array]] = []
         placement().check(self.shape)
-        if self.array.shape != placement().local_sizes(self.shape):
+        if self._array.shape != placement().local_sizes(self.shape):
             raise ShapeError(
-                f"an array of sizes {list(self.array.shape)} is no tensor of shape {self.shape}, which needs "
+                f"an array of sizes {list(self._array.shape)} is no tensor of shape {self.shape}, which needs "
                 f"{list(placement().local_sizes(self.shape))}"
             )
 
@@ -41,19 +42,31 @@ class NamedTensor:
     def unchecked(cls, array: Any, shape: Shape) -> NamedTensor:
         """A tensor whose array is not (yet) of the sizes of `shape`: a stack that `scan` slices, a leaf of a pytree."""
         self = object.__new__(cls)
-        self.array, self.shape, self._casts = array, shape, []
+        self._array, self.shape, self._casts = array, shape, []
         return self
 
     def tree_flatten(self) -> tuple[tuple[Any], Shape]:
-        return (self.array,), self.shape
+        return (self._array,), self.shape
 
     @classmethod
     def tree_unflatten(cls, shape: Shape, children: tuple[Any]) -> NamedTensor:
         return cls.unchecked(children[0], shape)
 
     @property
+    def array(self) -> jax.Array:
+        """The array: inside `spmd` this processor's slice. Raises ShapeError where it is a whole tensor from outside."""
+        if placement().applied:
+            local, whole = placement().local_sizes(self.shape), self.shape.sizes
+            if local != whole and getattr(self._array, "shape", None) == whole:
+                raise ShapeError(
+                    f"tensor {self.shape} was made outside spmd and is used inside, where each processor has the slice "
+                    f"{list(local)}: make it inside, or pass it as an argument"
+                )
+        return self._array
+
+    @property
     def dtype(self) -> jnp.dtype:
-        return self.array.dtype
+        return self._array.dtype
 
     def varying(self, axes: Iterable[str]) -> jax.Array:
         """The array as a value that may differ over the mesh dimensions `axes`.
@@ -75,7 +88,7 @@ class NamedTensor:
         return self if self.dtype == dtype else NamedTensor(self.array.astype(dtype), self.shape)
 
     def __repr__(self) -> str:
-        return f"NamedTensor({self.shape}, {getattr(self.array, 'dtype', type(self.array).__name__)})"
+        return f"NamedTensor({self.shape}, {getattr(self._array, 'dtype', type(self._array).__name__)})"
 
     def __add__(self, other: Any) -> NamedTensor:
         return apply(jnp.add, self, other)
@@ -181,6 +194,8 @@ def apply(
             array = jnp.transpose(array, order) if order != sorted(order) else array
             arrays.append(jnp.expand_dims(array, missing) if missing else array)
         else:
+            if getattr(x, "ndim", 0):
+                raise ShapeError(f"an array of sizes {list(x.shape)} has no dimension names: make it a NamedTensor first")
             arrays.append(x)
     array = function(*arrays)
     return NamedTensor(jnp.broadcast_to(array, placement().local_sizes(shape)), shape)
