@@ -7,8 +7,6 @@ the identity, which is how the same program runs on one device.
 
 from __future__ import annotations
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -42,31 +40,44 @@ def allreduce_max(x: jax.Array, axes: Axes) -> jax.Array:
     return lax.pmax(vary(x, axes), axes) if axes else x
 
 
+def allreduce_min(x: jax.Array, axes: Axes) -> jax.Array:
+    """Minimum over the processors along `axes`; carries no gradient."""
+    x = lax.stop_gradient(x)
+    return lax.pmin(vary(x, axes), axes) if axes else x
+
+
 def allgather(x: jax.Array, mesh_axis: str, axis: int) -> jax.Array:
     """split -> unsplit: the slices along array axis `axis`, concatenated on every processor. Its gradient is a slice."""
     gathered = lax.all_gather(vary(x, (mesh_axis,)), mesh_axis, axis=axis, tiled=True, to="invarying")
     return checkpoint_name(gathered, COMMUNICATED)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def own_slice(x: jax.Array, mesh_axis: str, axis: int) -> jax.Array:
     """unsplit -> split: this processor's slice along array axis `axis`. Local; its gradient is the allgather.
 
-    (Left to itself, differentiation would zero-pad every slice and allreduce: n times the traffic.)
+    (Left to itself, differentiation would zero-pad every slice and allreduce: n times the traffic. Where `x` was cast to
+    varying before, that is right all the same: the allreduce then belongs to the cast.)
     """
+    return _slice(x, mesh_axis, axis) if mesh_axis in varying_axes(x) else _slice_of_replicated(x, mesh_axis, axis)
+
+
+def _slice(x: jax.Array, mesh_axis: str, axis: int) -> jax.Array:
     size = x.shape[axis] // lax.axis_size(mesh_axis)
     return lax.dynamic_slice_in_dim(vary(x, (mesh_axis,)), lax.axis_index(mesh_axis) * size, size, axis)
 
 
-def _own_slice_forward(x: jax.Array, mesh_axis: str, axis: int) -> tuple[jax.Array, tuple[()]]:
-    return own_slice(x, mesh_axis, axis), ()
+_slice_of_replicated = jax.custom_vjp(_slice, nondiff_argnums=(1, 2))
 
 
-def _own_slice_backward(mesh_axis: str, axis: int, _: tuple[()], g: jax.Array) -> tuple[jax.Array]:
+def _slice_forward(x: jax.Array, mesh_axis: str, axis: int) -> tuple[jax.Array, tuple[()]]:
+    return _slice(x, mesh_axis, axis), ()
+
+
+def _slice_backward(mesh_axis: str, axis: int, _: tuple[()], g: jax.Array) -> tuple[jax.Array]:
     return (allgather(g, mesh_axis, axis),)
 
 
-own_slice.defvjp(_own_slice_forward, _own_slice_backward)
+_slice_of_replicated.defvjp(_slice_forward, _slice_backward)
 
 
 def alltoall(x: jax.Array, mesh_axis: str, split_axis: int, concat_axis: int) -> jax.Array:
@@ -95,11 +106,12 @@ def relayout(x: jax.Array, before: tuple[str | None, ...], after: tuple[str | No
     (unsplit -> split).
     """
     axes = list(before)
-    for source, mesh_axis in enumerate(before):
-        target = after.index(mesh_axis) if mesh_axis is not None and mesh_axis in after else None
-        if target is not None and target != source and axes[target] is None and after[source] is None:
-            x = alltoall(x, mesh_axis, target, source)  # pyright: ignore[reportArgumentType]
-            axes[source], axes[target] = None, mesh_axis
+    for _ in axes:  # a move may free the axis that another waits for
+        for source, mesh_axis in enumerate(axes):
+            target = after.index(mesh_axis) if mesh_axis is not None and mesh_axis in after else source
+            if mesh_axis is not None and target != source and axes[target] is None:
+                x = alltoall(x, mesh_axis, target, source)
+                axes[source], axes[target] = None, mesh_axis
     for axis, mesh_axis in enumerate(axes):
         if mesh_axis is not None and mesh_axis != after[axis]:
             x = allgather(x, mesh_axis, axis)
