@@ -29,7 +29,7 @@ def _local_positions(ids: jax.Array, dim: Dimension) -> tuple[jax.Array, jax.Arr
     """Ids as positions in this processor's slice of `dim`, which of them lie in it, and the mesh dimension it is split over."""
     axis = placement().axis(dim)
     (size,) = placement().local_sizes(Shape([dim]))
-    local = ids - collective.global_start(axis, size)
+    local = ids.astype(jnp.int32) - collective.global_start(axis, size)
     mine = (local >= 0) & (local < size)
     return jnp.where(mine, local, 0), mine, (axis,) if axis else ()
 
@@ -45,7 +45,7 @@ def gather(table: NamedTensor, ids: NamedTensor, dim: Dimension | str) -> NamedT
         raise ShapeError(f"gather along {dim.name} needs integer ids, got {ids.dtype}")
     shared = [d for d in ids.shape if table.shape.has(d)]
     for d in shared:
-        table.shape.find(d)
+        table.shape.find(d)  # of the same size in both
     rest = table.shape.without(dim, *shared)
     output = Shape([*ids.shape, *rest])
     placement().check(Shape([*output, dim]))
@@ -57,7 +57,7 @@ def gather(table: NamedTensor, ids: NamedTensor, dim: Dimension | str) -> NamedT
     )
     rows = array[(*index, positions)]
     fill = jnp.nan if jnp.issubdtype(rows.dtype, jnp.floating) else 0
-    valid = (ids.array >= 0) & (ids.array < dim.size)
+    valid = (ids.array >= 0) & (ids.array.astype(jnp.int32) < dim.size)
     expand = tuple(range(len(ids.shape), len(output)))
     rows = jnp.where(
         jnp.expand_dims(mine, expand), rows, jnp.where(jnp.expand_dims(valid, expand), 0, fill).astype(rows.dtype)
@@ -80,14 +80,14 @@ def slice_dimension(x: NamedTensor, dim: Dimension | str, start: int | jax.Array
 
 
 def index(x: NamedTensor, dim: Dimension | str, position: int | jax.Array) -> NamedTensor:
-    """The slice of `x` at one position along `dim`, which disappears. Over a split `dim`: masked and allreduced."""
+    """The slice of `x` at one position along `dim`, which disappears. Over a split `dim`: masked and allreduced.
+
+    A position outside raises ShapeError if it is known when the program is built; else it yields NaN, as in `gather`.
+    """
     dim = x.shape.find(dim)
-    position = jnp.asarray(position)
-    local, mine, axes = _local_positions(position, dim)
-    row = lax.dynamic_index_in_dim(x.array, local, x.shape.axis(dim), keepdims=False)
-    if axes:
-        row = collective.allreduce(jnp.where(mine, row, jnp.zeros_like(row)), axes)
-    return NamedTensor(row, x.shape.without(dim))
+    if isinstance(position, int) and not 0 <= position < dim.size:
+        raise ShapeError(f"position {position} along dimension {dim.name} of {x.shape}: legal are 0..{dim.size - 1}")
+    return gather(x, NamedTensor(jnp.asarray(position), []), dim)
 
 
 def shift(x: NamedTensor, offset: int, dim: Dimension | str) -> NamedTensor:
@@ -118,11 +118,14 @@ def cumsum(x: NamedTensor, dim: Dimension | str, exclusive: bool = False) -> Nam
     """Running sum along `dim`. Over a split dimension one total per processor is exchanged."""
     dim = x.shape.find(dim)
     axis, mesh_axis = x.shape.axis(dim), placement().axis(dim)
-    local = jnp.cumsum(x.array, axis=axis)
+    size = x.array.shape[axis]
+    result = jnp.cumsum(x.array, axis=axis)
+    total = lax.slice_in_dim(result, max(size - 1, 0), size, axis=axis)
+    if exclusive:  # not by subtraction, which would lose small sums beside a large element
+        result = jnp.concatenate([jnp.zeros_like(total), lax.slice_in_dim(result, 0, max(size - 1, 0), axis=axis)], axis)
     if mesh_axis:
-        total = lax.slice_in_dim(local, local.shape[axis] - 1, local.shape[axis], axis=axis)
         totals = collective.allgather(total, mesh_axis, axis)
         before = jnp.arange(totals.shape[axis]) < lax.axis_index(mesh_axis)
         before = before.reshape([-1 if i == axis else 1 for i in range(totals.ndim)])
-        local = local + jnp.sum(jnp.where(before, totals, 0), axis=axis, keepdims=True)
-    return NamedTensor(local - x.array if exclusive else local, x.shape)
+        result = result + jnp.sum(jnp.where(before, totals, 0), axis=axis, keepdims=True)
+    return NamedTensor(result, x.shape)

@@ -48,7 +48,9 @@ class Random:
         """Uniform 32-bit integers."""
         shape = Shape(shape)
         high, low = self._positions(shape)
-        words = jax.random.key_data(self.key).astype(jnp.uint32)
+        words = jax.random.key_data(self.key)
+        if words.shape != (2,):
+            raise ValueError(f"the key {self.key} is not one threefry2x32 key, from which alone layout-free bits are drawn")
         a, b = jax.extend.random.threefry2x32_p.bind(words[0], words[1], high, low)
         return NamedTensor(jnp.bitwise_xor(a, b), shape)
 
@@ -95,6 +97,8 @@ def dropout(x: NamedTensor, rate: float, random: Random, shared: Iterable[str] =
 
     The noise is one for all positions along the dimensions named in `shared`, and the same under every layout.
     """
+    if not 0.0 <= rate < 1.0:
+        raise ValueError(f"dropout rate {rate}: legal are 0 <= rate < 1")
     if rate == 0.0:
         return x
     shared = set(shared)

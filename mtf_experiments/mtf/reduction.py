@@ -62,36 +62,49 @@ def reduce_sum(x: NamedTensor, dims: Dims = None, rename: Mapping[str, str] | No
 def reduce_mean(x: NamedTensor, dims: Dims = None) -> NamedTensor:
     """Mean over `dims` (default: all)."""
     count = Shape(reduced_dimensions(x.shape, dims)).elements
-    return reduce_sum(x, dims) * (1.0 / count)
+    return reduce_sum(x, dims) * (1.0 / count if count else float("nan"))
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(1, 2))
-def _max(x: jax.Array, array_axes: tuple[int, ...], mesh_axes: tuple[str, ...]) -> jax.Array:
-    return collective.allreduce_max(jnp.max(x, axis=array_axes), mesh_axes)
+@partial(jax.custom_jvp, nondiff_argnums=(1, 2, 3))
+def _extreme(x: jax.Array, largest: bool, array_axes: tuple[int, ...], mesh_axes: tuple[str, ...]) -> jax.Array:
+    if largest:
+        return collective.allreduce_max(jnp.max(x, axis=array_axes), mesh_axes)
+    return collective.allreduce_min(jnp.min(x, axis=array_axes), mesh_axes)
 
 
-@_max.defjvp
-def _max_jvp(
-    array_axes: tuple[int, ...], mesh_axes: tuple[str, ...], primals: tuple[jax.Array], tangents: tuple[jax.Array]
+@_extreme.defjvp
+def _extreme_jvp(
+    largest: bool,
+    array_axes: tuple[int, ...],
+    mesh_axes: tuple[str, ...],
+    primals: tuple[jax.Array],
+    tangents: tuple[jax.Array],
 ) -> tuple[jax.Array, jax.Array]:
-    # As jnp.max does: the gradient is shared equally among all elements that attain the maximum, on whatever processor.
+    # As jnp.max does: the gradient is shared equally among all elements that attain it, on whatever processor.
     (x,), (t,) = primals, tangents
-    maximum = _max(x, array_axes, mesh_axes)
-    attained = (x == jnp.expand_dims(maximum, array_axes)).astype(x.dtype)
+    extreme = _extreme(x, largest, array_axes, mesh_axes)
+    attained = (x == jnp.expand_dims(extreme, array_axes)).astype(x.dtype)
     count = collective.allreduce(lax.stop_gradient(jnp.sum(attained, axis=array_axes)), mesh_axes)
-    return maximum, collective.allreduce(jnp.sum(attained * t, axis=array_axes), mesh_axes) / count
+    tangent = jnp.sum(attained * t, axis=array_axes)
+    if mesh_axes:  # not collective.allreduce: this is transposed as it stands, and checkpoint names have no transpose
+        tangent = lax.psum(collective.vary(tangent, mesh_axes), mesh_axes)
+    return extreme, tangent / count
 
 
 def reduce_max(x: NamedTensor, dims: Dims = None) -> NamedTensor:
     """Maximum over `dims` (default: all)."""
-    gone = reduced_dimensions(x.shape, dims)
-    array = _max(x.array, tuple(x.shape.axis(d) for d in gone), split_over(gone))
-    return NamedTensor(array, x.shape.without(*gone))
+    return _reduce_extreme(x, dims, largest=True)
 
 
 def reduce_min(x: NamedTensor, dims: Dims = None) -> NamedTensor:
     """Minimum over `dims` (default: all)."""
-    return -reduce_max(-x, dims)
+    return _reduce_extreme(x, dims, largest=False)
+
+
+def _reduce_extreme(x: NamedTensor, dims: Dims, largest: bool) -> NamedTensor:
+    gone = reduced_dimensions(x.shape, dims)
+    array = _extreme(x.array, largest, tuple(x.shape.axis(d) for d in gone), split_over(gone))
+    return NamedTensor(array, x.shape.without(*gone))
 
 
 def reduce_logsumexp(x: NamedTensor, dims: Dims = None) -> NamedTensor:

@@ -73,6 +73,14 @@ def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], lis
     i = j = 0
     while i < len(old) or j < len(new):
         first_i, first_j, p, q = i, j, 1, 1
+        if i < len(old) and old[i] == 1:  # sizes of 1 stand alone, lest a split dimension seem not to be at the front
+            groups.append(([i], []))
+            i += 1
+            continue
+        if j < len(new) and new[j] == 1:
+            groups.append(([], [j]))
+            j += 1
+            continue
         if i < len(old):
             p, i = old[i], i + 1
         if j < len(new):
@@ -87,16 +95,16 @@ def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], lis
 
 
 def concat(tensors: Sequence[NamedTensor], dim: str) -> NamedTensor:
-    """Joins `tensors` along the dimension named `dim` (other dimensions equal). Local unless that dimension is split."""
+    """Joins `tensors` along the dimension named `dim` (the others are equal). Local unless it is split."""
     shape = tensors[0].shape
     for x in tensors[1:]:
-        if x.shape.without(dim) != shape.without(dim):
+        if set(x.shape.without(dim)) != set(shape.without(dim)):
             raise ShapeError(f"concat along {dim} of {shape} and {x.shape}: the other dimensions differ")
     total = Dimension(dim, sum(x.shape.find(dim).size for x in tensors))
     target = Shape(total if d.name == dim else d for d in shape)
     axes = placement().axes(shape)
     whole = tuple(None if d.name == dim else a for d, a in zip(shape, axes, strict=True))
-    parts = [collective.relayout(aligned, axes, whole) for aligned in (transpose(x, x.shape).array for x in tensors)]
+    parts = [collective.relayout(aligned, axes, whole) for aligned in (transpose(x, shape.names).array for x in tensors)]
     array = jnp.concatenate(parts, axis=shape.axis(dim))
     return NamedTensor(collective.relayout(array, whole, placement().axes(target)), target)
 
@@ -104,6 +112,9 @@ def concat(tensors: Sequence[NamedTensor], dim: str) -> NamedTensor:
 def stack(tensors: Sequence[NamedTensor], dim: str, axis: int = 0) -> NamedTensor:
     """Joins `tensors` of one shape along a new dimension named `dim` at position `axis`."""
     shape = tensors[0].shape
+    for x in tensors[1:]:
+        if set(x.shape) != set(shape):
+            raise ShapeError(f"stack of {shape} and {x.shape}: the dimensions differ")
     new = Dimension(dim, len(tensors))
     target = Shape([*shape[:axis], new, *shape[axis:]])
     placement().check(target)
