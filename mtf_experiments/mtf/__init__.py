@@ -11,7 +11,7 @@
 The layout decides placement and communication, never the result; outside `spmd` the same functions run on one device.
 """
 
-from mtf_experiments.mtf.control import full, scan, zeros
+from mtf_experiments.mtf.control import full, scan, vary_over, zeros, zeros_like
 from mtf_experiments.mtf.dimension import Dimension, Shape, ShapeError
 from mtf_experiments.mtf.einsum import einsum
 from mtf_experiments.mtf.elementwise import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -61,3 +61,18 @@ def full(shape: Shape | list[Dimension], value: float, dtype: Any = jnp.float32)
     """A tensor that holds `value` everywhere."""
     shape = Shape(shape)
     return canonical(NamedTensor(jnp.full(placement().local_sizes(shape), value, dtype), shape))
+
+
+def vary_over(tree: Any, dims: Sequence[str]) -> Any:
+    """The NamedTensors of a pytree as values that may differ over the mesh dimensions that `dims` are split over.
+
+    Local. Parameters cast so before a loop over microbatches gather their gradients locally; the transpose of this cast
+    (`jax.vjp`) then sums them over the processors, once.
+    """
+    axes = {a for name in dims if (a := placement().axis(Dimension(name, 0))) is not None}
+    return jax.tree.map(lambda x: NamedTensor.unchecked(x.varying(axes), x.shape), tree, is_leaf=is_named)
+
+
+def zeros_like(tree: Any) -> Any:
+    """Zeros of the shapes, types and layouts of the NamedTensors of a pytree, varying where those vary."""
+    return jax.tree.map(lambda a: vary(jnp.zeros_like(a), varying_axes(a)), tree)

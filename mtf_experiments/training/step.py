@@ -1,0 +1,187 @@
+"""The training step: gradients of the mean token loss, computed in the language, and one optimizer update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import AbstractMesh, Mesh
+
+from mtf_experiments import mtf
+from mtf_experiments.models import parameters
+from mtf_experiments.models.language_model import scaled_token_nll, token_nll
+from mtf_experiments.models.parameters import Parameters
+from mtf_experiments.training import optimizers
+from mtf_experiments.training.optimizers import Optimizer
+from mtf_experiments.training.schedules import Schedule
+
+FEATURES = ("inputs", "targets", "segments", "positions")
+Batch = Mapping[str, mtf.NamedTensor]
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class TrainState:
+    """What training changes. `step`: int32 scalar, the number of updates done; everything else that counts follows it."""
+
+    params: Parameters
+    opt_state: Any
+    step: jax.Array
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """Sizes of a training step: `batch_size` rows of `row_length` tokens, in `microbatches` equal parts one after another.
+
+    `seed` decides initial parameters and dropout. `label_smoothing` applies to the training loss only.
+    """
+
+    batch_size: int
+    row_length: int
+    microbatches: int = 1
+    seed: int = 0
+    label_smoothing: float = 0.0
+
+
+class Programs:
+    """Everything of a run that follows from model, mesh and layout: shapes, placements, and the compiled functions.
+
+    On an AbstractMesh all of it can be traced and measured, but not run. Raises LayoutError if the layout is not legal for
+    the model, before anything is compiled.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        mesh: Mesh | AbstractMesh,
+        layout: mtf.Layout,
+        optimizer: Optimizer,
+        schedule: Schedule,
+        settings: StepSettings,
+    ) -> None:
+        self.mesh, self.layout, self.settings, self.schedule = mesh, layout, settings, schedule
+        self.mesh_shape = mtf.mesh_shape_of(mesh)
+        self.structure, self.params = model.abstract_parameters()
+        self._build = model.build
+        layout.check_mesh(self.mesh_shape)
+        parameters.check_layout(self.params, self.mesh_shape, layout)
+        self.transformation = optimizer.transformation(self.params)
+        self.train_shape = mtf.Shape(
+            [
+                mtf.Dimension("microbatches", settings.microbatches),
+                mtf.Dimension("batch", settings.batch_size // settings.microbatches),
+                mtf.Dimension("length", settings.row_length),
+            ]
+        )
+        layout.check_shape(self.train_shape, self.mesh_shape, "of training rows")
+        mtf.check_program(self._gradients, self.mesh_shape, layout, *self.abstract_gradient_arguments())
+        self._gradient_program = mtf.spmd(self._gradients, mesh, layout)
+        # Initialisation knows parameters only, so rules for activations have nothing to match there.
+        self._lenient = mtf.Layout({f"{name}": axis for name, axis in layout.items()})
+        self._lenient.optional.update(layout)
+
+    # Shapes and placements
+
+    def sharding(self, shape: mtf.Shape) -> Any:
+        """Where a tensor of `shape` lives."""
+        return mtf.sharding(shape, self.layout, self.mesh)
+
+    def abstract_state(self) -> TrainState:
+        """The training state as shapes, types and shardings: what initialisation returns and checkpoints restore."""
+
+        def placed(array: Any, shape: mtf.Shape) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=self.sharding(shape))
+
+        params = {n: mtf.NamedTensor.unchecked(placed(p.array, p.shape), p.shape) for n, p in self.params.items()}
+        opt_state = jax.eval_shape(self.transformation.init, {n: p.array for n, p in self.params.items()})
+        shapes = optimizers.state_dimensions(self.transformation, self.params)
+        step = placed(jax.ShapeDtypeStruct((), jnp.int32), mtf.Shape())
+        return TrainState(params, jax.tree.map(placed, opt_state, shapes), step)
+
+    def abstract_batch(self, shape: mtf.Shape | None = None) -> Batch:
+        """A batch (default: of training) as shapes."""
+        shape = shape or self.train_shape
+        return {f: mtf.NamedTensor(jax.ShapeDtypeStruct(shape.sizes, jnp.int32), shape) for f in FEATURES}
+
+    def abstract_gradient_arguments(self) -> tuple[Any, ...]:
+        """Arguments of the gradient program as shapes."""
+        step = jax.ShapeDtypeStruct((), jnp.int32)
+        return self.params, self.abstract_batch(), parameters.ABSTRACT_KEY, step
+
+    # The programs
+
+    def initialise(self) -> TrainState:
+        """A fresh state; every processor draws only its own slices, the same numbers under every layout."""
+
+        def draw(key: jax.Array) -> Parameters:
+            return parameters.split(self._build(mtf.Random(key).fold("parameters")))[1]
+
+        params = mtf.spmd(draw, self.mesh, self._lenient)(jax.random.key(self.settings.seed))
+        opt_state = optimizers.init(
+            self.transformation,
+            params,
+            optimizers.state_shardings(self.transformation, params, self.sharding),
+        )
+        step = jax.device_put(jnp.zeros((), jnp.int32), self.sharding(mtf.Shape()))
+        return TrainState(params, opt_state, step)
+
+    def update(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
+        """One update. Metrics: `loss` (that is minimised) and `nll`, nats per real target token, `tokens`,
+        `learning_rate`, `grad_norm`."""
+        key = jax.random.key(self.settings.seed)
+        gradients, metrics = self._gradient_program(state.params, batch, key, state.step)
+        rate = self.schedule(state.step)
+        grad_norm = optax.global_norm([g.array for g in gradients.values()])
+        params, opt_state = optimizers.apply(self.transformation, gradients, state.opt_state, state.params, rate)
+        metrics = {**metrics, "learning_rate": rate, "grad_norm": grad_norm}
+        return TrainState(params, opt_state, state.step + 1), metrics
+
+    def compiled_update(self) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
+        """`update`, jitted; it reuses the buffers of the state that it is given."""
+        shardings = jax.tree.map(lambda s: s.sharding, self.abstract_state())
+        return jax.jit(self.update, donate_argnums=0, out_shardings=(shardings, self.sharding(mtf.Shape())))
+
+    def compiled_nll(self, scales: tuple[float, ...]) -> Callable[[Parameters, Batch], mtf.NamedTensor]:
+        """NLL of every token without dropout, for each logit scale. f32 `[scales, batch, length]`"""
+
+        def nll(params: Parameters, batch: Batch) -> mtf.NamedTensor:
+            model = parameters.merge(self.structure, params)
+            return scaled_token_nll(model(batch), batch["targets"], scales)
+
+        return mtf.spmd(nll, self.mesh, self.layout)
+
+    def _gradients(
+        self, params: Parameters, batch: Batch, key: jax.Array, step: jax.Array
+    ) -> tuple[Parameters, dict[str, jax.Array]]:
+        """Gradients of the loss sum / number of real targets in the whole batch, whatever the microbatches and layout."""
+        random = mtf.Random(key).fold("dropout").fold(step)
+        tokens = mtf.reduce_sum(mtf.not_equal(batch["targets"], 0).astype(jnp.int32)).array
+        denominator = jnp.maximum(tokens, 1).astype(jnp.float32)
+        microbatches, rows, _ = self.train_shape
+        # The parameters' gradients stay local through the loop; the transpose of this cast sums them over the processors.
+        local, sum_over_processors = jax.vjp(lambda p: mtf.vary_over(p, ["batch", "length"]), params)
+
+        def one(sums: Any, part: Any) -> tuple[Any, None]:
+            part_batch, number = part
+            noise = random.window("batch", number.array * rows.size, rows.size * microbatches.size)
+
+            def loss(p: Parameters) -> tuple[jax.Array, jax.Array]:
+                logits = parameters.merge(self.structure, p)(part_batch, noise)
+                nll = mtf.reduce_sum(token_nll(logits, part_batch["targets"])).array / denominator
+                if not self.settings.label_smoothing:
+                    return nll, nll
+                smooth = token_nll(logits, part_batch["targets"], self.settings.label_smoothing)
+                return mtf.reduce_sum(smooth).array / denominator, nll
+
+            (value, nll), gradients = jax.value_and_grad(loss, has_aux=True)(local)
+            return jax.tree.map(jnp.add, sums, (gradients, value, nll)), None
+
+        parts = (batch, mtf.arange(microbatches))
+        zero = jnp.zeros((), jnp.float32)
+        sums, _ = mtf.scan(one, (mtf.zeros_like(local), zero, zero), parts, microbatches, unroll=microbatches.size == 1)
+        gradients, loss, nll = sums
+        return sum_over_processors(gradients)[0], {"loss": loss, "nll": nll, "tokens": tokens}
