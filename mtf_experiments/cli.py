@@ -95,10 +95,11 @@ class CommandParser(argparse.ArgumentParser):
             for action in required:
                 action.required = True
         args.__dict__.pop("_seen", None)
-        positional = [action.dest for action in self._actions if not action.option_strings]
-        for dest in positional:
-            value = getattr(args, dest, None)
-            unknown += [v for v in (value if isinstance(value, list) else [value]) if _has_typographic_dash(v)]
+        for action in self._actions:
+            value = getattr(args, action.dest, None)
+            values = value if isinstance(value, list) else [value]
+            if not action.option_strings:
+                unknown += [str(v) for v in values if _has_typographic_dash(v)]
         if unknown:
             raise UserError("\n".join(self._unknown(argument) for argument in unknown))
         missing = [action.option_strings[0] for action in required if not getattr(args, action.dest)]
@@ -122,7 +123,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def _has_typographic_dash(argument: Any) -> bool:
-    return isinstance(argument, str) and re.match(rf"[{_DASHES}]-*[A-Za-z_]+(=|$)", argument) is not None
+    return isinstance(argument, str) and re.match(rf"[{_DASHES}][{_DASHES}-]*[A-Za-z_]+(=|$)", argument) is not None
 
 
 def _positive(text: str) -> int:

@@ -4,7 +4,7 @@ from typing import Any
 
 from gin import config as gin_config
 
-from mtf_experiments.config.names import CONSTANT, MACRO, Key
+from mtf_experiments.config.names import CONSTANT, MACRO, Key, function_of
 from mtf_experiments.config.state import Statement, target_of, targets_in, winners
 from mtf_experiments.config.types import Reference, annotations_of, conforms, describe
 from mtf_experiments.errors import UserError
@@ -21,7 +21,7 @@ def check_types() -> None:
     for key, statement in bound.items():
         if key.selector == MACRO:
             continue
-        wanted = annotations_of(gin_config._REGISTRY[key.selector].wrapped).get(key.parameter, Any)
+        wanted = annotations_of(function_of(key.selector)).get(key.parameter, Any)
         value = _static(statement.value, bound)
         if not conforms(value, wanted):
             got = f"@{value.target.__name__}" if isinstance(value, Reference) else f"{type(value).__name__} {value!r}"
@@ -40,7 +40,7 @@ def _static(value: Any, bound: dict[Key, Statement]) -> Any:
             return _static(bound[target].value, bound)
         if target.selector == CONSTANT:
             return value.scoped_configurable_fn()
-        return Reference(value.configurable.wrapped, value.evaluate)
+        return Reference(function_of(target.selector), value.evaluate)
     if isinstance(value, dict):
         return {_static(k, bound): _static(v, bound) for k, v in value.items()}
     if isinstance(value, (list, tuple)):

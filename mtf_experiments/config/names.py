@@ -1,9 +1,9 @@
 """Names of configurables, parameters and macros: looking them up, and suggesting what was meant."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gin import config as gin_config
 from gin import config_parser
@@ -36,6 +36,11 @@ def configurables() -> list[str]:
     return sorted(registry.minimal_selector(name) for name, _ in registry.items() if not name.startswith("gin."))
 
 
+def function_of(selector: str) -> Callable[..., Any]:
+    """Return the function or class that is registered under the complete name `selector`."""
+    return gin_config._REGISTRY[selector].wrapped  # type: ignore[union-attr]
+
+
 def complete_selector(name: str, where: str) -> str:
     """Return the complete name of the one configurable that `name` means.
 
@@ -59,8 +64,7 @@ def key_of(statement: config_parser.BindingStatement, where: str) -> Key:
     if not statement.arg_name:
         return Key("/".join(filter(None, [statement.scope, statement.selector])), MACRO, "value")
     selector = complete_selector(statement.selector, where)
-    wrapped = gin_config._REGISTRY[selector].wrapped
-    parameters = inspect.signature(wrapped).parameters
+    parameters = inspect.signature(function_of(selector)).parameters
     takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
     if statement.arg_name not in parameters and not takes_any:
         name, parameter = statement.selector, statement.arg_name

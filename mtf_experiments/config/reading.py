@@ -12,6 +12,12 @@ from mtf_experiments.config.state import Statement, all_statements, targets_in, 
 from mtf_experiments.errors import UserError, message_of
 
 _T = TypeVar("_T")
+# How Gin reports a parameter whose default is gin.REQUIRED, and one without a default.
+_REQUIRED = re.compile(r"Required bindings for `(?P<name>.*)` not provided in config: \[(?P<missing>.*)\]")
+_MISSING = re.compile(
+    r"No values supplied by Gin or caller for arguments: \[(?P<missing>.*)\]"
+    r"(?:.|\n)*?In call to configurable '(?P<name>[^']*)'"
+)
 
 
 def build(configurable: Callable[..., _T]) -> _T:
@@ -25,14 +31,7 @@ def build(configurable: Callable[..., _T]) -> _T:
     except UserError as error:
         raise UserError(message_of(error)) from None
     except (RuntimeError, TypeError) as error:
-        match = re.search(
-            r"Required bindings for `(?P<name>.*)` not provided in config: \[(?P<missing>.*)\]", str(error)
-        )
-        match = match or re.search(
-            r"No values supplied by Gin or caller for arguments: \[(?P<missing>.*)\]"
-            r"(?:.|\n)*?In call to configurable '(?P<name>[^']*)'",
-            str(error),
-        )
+        match = _REQUIRED.search(str(error)) or _MISSING.search(str(error))
         if match is None:
             raise
         bindings = ", ".join(f"{match['name']}.{parameter}" for parameter in re.findall(r"'(\w+)'", match["missing"]))

@@ -119,7 +119,7 @@ def targets_in(value: Any) -> Iterator[Key]:
 
 def target_of(reference: gin_config.ConfigurableReference) -> Key:
     """Return the macro that `reference` reads, or the configurable that it calls (with parameter "")."""
-    selector = reference.configurable.selector
+    selector = reference.config_key[1]
     return Key("/".join(reference.scopes), selector, "value" if selector == MACRO else "")
 
 

@@ -9,7 +9,7 @@ from gin import config as gin_config
 from gin import config_parser
 
 from mtf_experiments.config.files import parse
-from mtf_experiments.config.names import MACRO, Key
+from mtf_experiments.config.names import MACRO, Key, function_of
 from mtf_experiments.config.reading import is_read, winning_scope
 from mtf_experiments.config.state import winners
 from mtf_experiments.config.version import header
@@ -29,7 +29,7 @@ def resolved() -> str:
     for (scope, selector), operative in gin_config._OPERATIVE_CONFIG.items():
         if selector.startswith("gin."):
             continue
-        for name, parameter in inspect.signature(gin_config._REGISTRY[selector].wrapped).parameters.items():
+        for name, parameter in inspect.signature(function_of(selector)).parameters.items():
             key, text = Key("", selector, name), literal(parameter.default)
             if text is not None and winning_scope(key, scope, bound) is None:
                 # Gin does not record a default that it cannot write.
@@ -54,17 +54,17 @@ def literal(value: Any) -> str | None:
         return repr(value)
     if isinstance(value, gin_config.ConfigurableReference):
         return repr(value)
-    if type(value) is dict:
+    if isinstance(value, dict):
         parts = [part for key, item in value.items() for part in (literal(key), literal(item))]
         if any(part is None for part in parts):
             return None
         return "{" + ", ".join(f"{parts[i]}: {parts[i + 1]}" for i in range(0, len(parts), 2)) + "}"
-    if type(value) in (list, tuple):
+    if isinstance(value, (list, tuple)):
         items = [literal(item) for item in value]
         if any(item is None for item in items):
             return None
         inner = ", ".join(item for item in items if item is not None)
-        return f"[{inner}]" if type(value) is list else f"({inner},)" if len(items) == 1 else f"({inner})"
+        return f"[{inner}]" if isinstance(value, list) else f"({inner},)" if len(items) == 1 else f"({inner})"
     return None
 
 

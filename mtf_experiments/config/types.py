@@ -88,6 +88,8 @@ def _reference_conforms(reference: Reference, annotation: Any, origin: Any) -> b
         return (origin or annotation) in (collections.abc.Callable, typing.Callable)
     made = target if inspect.isclass(target) else annotations_of(target).get("return", Any)
     wanted = origin or annotation
+    if made is Any:
+        return True
     if isinstance(made, type) and isinstance(wanted, type):
         if wanted is float:
             return issubclass(made, (int, float)) and made is not bool
@@ -95,7 +97,7 @@ def _reference_conforms(reference: Reference, annotation: Any, origin: Any) -> b
             return issubclass(made, wanted)
         except TypeError:  # protocols with data members
             return True
-    return made is Any or wanted is not Literal
+    return wanted is not Literal
 
 
 def _container_conforms(value: Any, origin: Any, arguments: tuple[Any, ...]) -> bool:
