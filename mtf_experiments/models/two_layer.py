@@ -1,4 +1,4 @@
-"""The paper's example of layouts: two fully connected layers, and how they may be split (paper, sections 3-5, Table 1)."""
+"""The paper's example of layouts: two fully connected layers, and how they may be split (paper, Table 1)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def shapes(batch: int, io: int, hidden: int) -> dict[str, mtf.Shape]:
 
 
 def two_layers(params: Params, x: mtf.NamedTensor) -> mtf.NamedTensor:
-    """relu(x w + bias) v. `[batch, io]` -> `[batch, io]`; `params`: w `[io, hidden]`, bias `[hidden]`, v `[hidden, io]`."""
+    """`relu(x w + bias) v` of `x` `[batch, io]`, again `[batch, io]`.
+
+    `params`: w `[io, hidden]`, bias `[hidden]`, v `[hidden, io]`.
+    """
     batch, io, hidden = x.shape.find("batch"), x.shape.find("io"), params["w"].shape.find("hidden")
     h = mtf.relu(mtf.einsum([x, params["w"]], [batch, hidden]) + params["bias"])
     return mtf.einsum([h, params["v"]], [batch, io])

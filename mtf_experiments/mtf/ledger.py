@@ -4,9 +4,9 @@
     ledger.elements_by_mesh_dimension()     # {("cols",): 65536, ("rows",): 1048577}
     print(ledger.table())
 
-It is read off the jaxpr, so it needs no devices, and counts the program as written: XLA may merge collectives, share
-equal ones, move them out of loops and drop those whose result is unused. Only what runs inside `spmd` programs is seen;
-what XLA's partitioner may add around them (an optimizer's global norm over split parameters, say) is not.
+It is read off the jaxpr, so it needs no devices, and counts what the program needs for its results, as written: XLA
+may merge collectives, share equal ones and move them out of loops. Only what runs inside `spmd` programs is seen; what
+XLA's partitioner may add around them (an optimizer's global norm over split parameters, say) is not.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.interpreters.partial_eval import dce_jaxpr
 from jax.sharding import AbstractMesh, Mesh
 
 from mtf_experiments.mtf.layout import Layout
@@ -26,8 +27,8 @@ from mtf_experiments.mtf.program import spmd
 
 KINDS = ("allreduce", "allgather", "reduce_scatter", "alltoall", "exchange")
 
-# By name: differentiation emits variants (of invariant results) that JAX does not export. With the kind goes the name of
-# the parameter that holds the mesh dimensions.
+# By name: differentiation emits variants (of invariant results) that JAX does not export. With the kind goes the name
+# of the parameter that holds the mesh dimensions.
 _COLLECTIVES = {
     "psum": ("allreduce", "axes"),
     "psum_invariant": ("allreduce", "axes"),
@@ -78,6 +79,29 @@ class Ledger:
     """2 m n k for every product of an m x k and a k x n matrix, of slices."""
     at_least: bool = False
     """Whether a while loop was counted once, the number of its steps being unknown."""
+
+    @classmethod
+    def sum(cls, parts: Iterable[Ledger]) -> Ledger:
+        """The ledger of programs that run one after the other. Equal collectives become one, with a higher count."""
+        parts = list(parts)
+        counts = _totals((replace(c, count=0), c.count) for part in parts for c in part.collectives)
+        collectives = tuple(replace(c, count=n) for c, n in counts.items())
+        return cls(collectives, sum(p.flops for p in parts), any(p.at_least for p in parts))
+
+    def repeated(self, times: int | None) -> Ledger:
+        """The ledger of a loop with this body. If `times` is None, not known: counted once, and marked `at_least`."""
+        if times is None:
+            empty = not self.collectives and not self.flops
+            return (
+                self if empty else Ledger(tuple(replace(c, at_least=True) for c in self.collectives), self.flops, True)
+            )
+        if times == 0:
+            return Ledger()
+        return replace(
+            self,
+            collectives=tuple(replace(c, count=c.count * times) for c in self.collectives),
+            flops=self.flops * times,
+        )
 
     def elements_by_mesh_dimension(self) -> dict[tuple[str, ...], int]:
         """Elements communicated, by mesh dimensions: an allreduce over two at once is charged under that pair."""
@@ -141,15 +165,16 @@ def trace_ledger(function: Callable[..., Any], *arguments: Any) -> Ledger:
 
     Matrix products outside `spmd` are counted whole, as if every processor did them.
     """
-    return _count(jax.make_jaxpr(lambda *a: function(*a))(*arguments).jaxpr, {}, "")
+    jaxpr = jax.make_jaxpr(lambda *a: function(*a))(*arguments).jaxpr
+    live, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    return _count(live, {}, "")
 
 
 def _count(jaxpr: Jaxpr, mesh: Mapping[str, int], scope: str) -> Ledger:
-    parts = [_count_equation(equation, mesh, scope) for equation in jaxpr.eqns]
-    return _merge(part for part in parts if part is not None)
+    return Ledger.sum(_count_equation(equation, mesh, scope) for equation in jaxpr.eqns)
 
 
-def _count_equation(equation: JaxprEqn, mesh: Mapping[str, int], outer: str) -> Ledger | None:
+def _count_equation(equation: JaxprEqn, mesh: Mapping[str, int], outer: str) -> Ledger:
     name, params = equation.primitive.name, equation.params
     scope = "/".join(s for s in (outer, str(equation.source_info.name_stack)) if s)
     if name in _COLLECTIVES:
@@ -165,17 +190,18 @@ def _count_equation(equation: JaxprEqn, mesh: Mapping[str, int], outer: str) -> 
     if name == "shard_map":
         mesh = params["mesh"].shape
     inner = [_count(sub, mesh, scope) for sub in _jaxprs(params.values())]
-    if not inner:
-        return None
     if name == "cond":
-        return max(inner, key=lambda branch: (branch.total_bytes, branch.flops))
+        return dearest(inner)
     if name == "scan":
-        return _times(_merge(inner), params["length"])
+        return Ledger.sum(inner).repeated(params["length"])
     if name == "while":
-        once = _merge(inner)
-        found = bool(once.collectives or once.flops)
-        return Ledger(tuple(replace(c, at_least=True) for c in once.collectives), once.flops, once.at_least or found)
-    return _merge(inner)
+        return Ledger.sum(inner).repeated(None)
+    return Ledger.sum(inner)
+
+
+def dearest(branches: Iterable[Ledger]) -> Ledger:
+    """Of alternatives, of which one will run, that which communicates most (then: computes most)."""
+    return max(branches, key=lambda branch: (branch.total_bytes, branch.flops))
 
 
 def _collectives(equation: JaxprEqn, mesh: Mapping[str, int], scope: str) -> Iterator[Collective]:
@@ -200,18 +226,6 @@ def _jaxprs(params: Iterable[Any]) -> Iterator[Jaxpr]:
             yield p
         elif isinstance(p, tuple | list):
             yield from _jaxprs(p)
-
-
-def _merge(parts: Iterable[Ledger]) -> Ledger:
-    parts = list(parts)
-    counts = _totals((replace(c, count=0), c.count) for part in parts for c in part.collectives)
-    collectives = tuple(replace(c, count=n) for c, n in counts.items())
-    return Ledger(collectives, sum(p.flops for p in parts), any(p.at_least for p in parts))
-
-
-def _times(part: Ledger, n: int) -> Ledger:
-    repeated = tuple(replace(c, count=c.count * n) for c in part.collectives if n)
-    return Ledger(repeated, part.flops * n, part.at_least and n > 0)
 
 
 def _totals(pairs: Iterable[tuple[Any, int]]) -> dict[Any, int]:
