@@ -84,6 +84,14 @@ class Programs:
         self._lenient = mtf.Layout({f"{name}": axis for name, axis in layout.items()})
         self._lenient.optional.update(layout)
 
+    def eval_shape(self, batch_size: int) -> mtf.Shape:
+        """`[batch, length]` of evaluation rows."""
+        return mtf.Shape([mtf.Dimension("batch", batch_size), self.train_shape[-1]])
+
+    def check_eval(self, batch_size: int) -> None:
+        """Raises LayoutError if evaluation with `batch_size` rows cannot be laid out."""
+        self.layout.check_shape(self.eval_shape(batch_size), self.mesh_shape, "of evaluation rows")
+
     # Shapes and placements
 
     def sharding(self, shape: mtf.Shape) -> Any:

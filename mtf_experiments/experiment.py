@@ -1,0 +1,152 @@
+"""The experiment that a Gin file describes: the one root object, built whole by every command before anything else."""
+
+from __future__ import annotations
+
+import importlib.util  # noqa: F401  (gin uses it without importing it)
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import gin
+
+from mtf_experiments import config, mtf
+from mtf_experiments.data.sources import TextSource
+from mtf_experiments.data.synthetic import SyntheticSource
+from mtf_experiments.data.tasks import LanguageModelTask
+from mtf_experiments.data.tfds_source import TfdsSource  # noqa: E402
+from mtf_experiments.data.tokenizer import Vocabulary
+from mtf_experiments.errors import UserError
+from mtf_experiments.models.language_model import LanguageModelConfig
+from mtf_experiments.training.optimizers import Adafactor, AdamW, Optimizer
+from mtf_experiments.training.schedules import Constant, InverseSquareRootToZero, Schedule, WarmupCosine
+from mtf_experiments.training.step import Programs, StepSettings
+
+if TYPE_CHECKING:
+    from jax.sharding import AbstractMesh, Mesh
+
+CONFIGURABLE = (
+    *(TextSource, TfdsSource, SyntheticSource, LanguageModelTask, Vocabulary, LanguageModelConfig),
+    *(Adafactor, AdamW, Constant, InverseSquareRootToZero, WarmupCosine),
+)
+"""What Gin files may refer to; importing it here registers it."""
+
+
+@gin.configurable
+@dataclass(frozen=True)
+class Training:
+    """How a run goes: `microbatches` parts of each batch one after another, and what happens every so many steps.
+
+    0 for a period means never (checkpoints: only at the end). `keep_checkpoints` newest ones are kept, besides the best by
+    development perplexity and every `keep_every`-th step. `peak_flops` is one device's peak FLOP/s, to print the share of it
+    that is used; `stall_seconds` without a finished step end the run with a stack dump (0: wait for ever).
+    """
+
+    microbatches: int = 1
+    label_smoothing: float = 0.0
+    log_every: int = 100
+    eval_every: int = 1000
+    checkpoint_every: int = 1000
+    keep_checkpoints: int = 2
+    keep_every: int = 0
+    peak_flops: float = 0.0
+    stall_seconds: float = 0.0
+
+
+@gin.configurable
+@dataclass(frozen=True)
+class Evaluation:
+    """How a model is evaluated: `batch_size` rows at once (0: as in training), for every factor of `logit_scales`.
+
+    `during_training` lists the scales of evaluations within a run. `label` claims the name of a published measure for the development set; it is refused unless
+    sentences and words are that measure's.
+    """
+
+    batch_size: int = 0
+    logit_scales: Sequence[float] = (1.0,)
+    during_training: Sequence[float] = (1.0,)
+    label: str = ""
+
+
+@gin.configurable
+@dataclass(frozen=True)
+class Experiment:
+    """Model, data, optimizer, and how they are laid out over the processors.
+
+    `mesh_shape` names the processors (`rows:16;cols:32`), `layout` what is split over them
+    (`batch:rows;vocab:cols;d_ff:cols;heads:cols`). `batch_size` rows make a step. `seed` decides initial parameters,
+    dropout and the order of the data.
+    """
+
+    mesh_shape: str
+    layout: str
+    model: LanguageModelConfig
+    task: LanguageModelTask
+    optimizer: Optimizer
+    schedule: Schedule
+    batch_size: int
+    train_steps: int
+    seed: int = 0
+    training: Training = field(default_factory=Training)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+
+    def __post_init__(self) -> None:
+        for name, least in (("batch_size", 1), ("train_steps", 1), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise UserError(f"Experiment.{name} is {getattr(self, name)}; want at least {least}{_at(name)}")
+        parts = self.training.microbatches
+        if parts < 1 or self.batch_size % parts:
+            raise UserError(f"batch_size {self.batch_size}{_at('batch_size')} does not divide into {parts} microbatches")
+        if self.task.row_length > self.model.row_length:
+            raise UserError(
+                f"rows of {self.task.row_length} tokens (task) are longer than the {self.model.row_length} positions that the "
+                "model has; set LanguageModelConfig.row_length to at least as many"
+            )
+
+    @property
+    def eval_batch_size(self) -> int:
+        return self.evaluation.batch_size or self.batch_size
+
+    def programs(self, mesh: Mesh | AbstractMesh) -> Programs:
+        """Shapes, placements and compiled functions on `mesh`. Raises UserError saying where an illegal layout was set."""
+        settings = StepSettings(
+            self.batch_size,
+            self.task.row_length,
+            self.training.microbatches,
+            self.seed,
+            self.training.label_smoothing,
+        )
+        try:
+            layout = mtf.Layout(self.layout)
+            programs = Programs(self.model, mesh, layout, self.optimizer, self.schedule, settings)
+            programs.check_eval(self.eval_batch_size)
+            return programs
+        except mtf.LayoutError as error:
+            raise UserError(f"{error}{_at('layout')}") from error
+
+    def mesh(self, devices: int) -> mtf.MeshShape:
+        """The mesh on so many devices. Raises UserError saying where an impossible mesh was set."""
+        try:
+            return mtf.MeshShape(self.mesh_shape).resolve(devices)
+        except mtf.LayoutError as error:
+            raise UserError(
+                f"{error}{_at('mesh_shape')}\nUse as many devices, name another mesh (--gin_param=\"mesh_shape='rows:"
+                f"{devices}'\"), or look at the run without its devices: --dry_run"
+            ) from error
+
+
+def load(gin_files: Sequence[str], gin_params: Sequence[str]) -> Experiment:
+    """The experiment of `gin_files` and `gin_params` (later ones win).
+
+    Raises UserError, with file and line, for anything misspelt, of a wrong type, missing, or not read by anything.
+    """
+    config.load(gin_files, gin_params)
+    config.check_types()
+    experiment = config.build(Experiment)
+    config.check_all_read()
+    return experiment
+
+
+def _at(name: str) -> str:
+    """` (FILE:LINE)` where the macro or parameter `name` of the experiment was set, if it was."""
+    where = config.locate(name) or config.locate(f"Experiment.{name}")
+    return f" (set at {where})" if where else ""
