@@ -58,8 +58,8 @@ class Adafactor:
     5. u <- u + weight_decay * parameter, for the parameters that `decays` names
     6. parameter <- parameter - learning_rate * u
 
-    decay_offset restarts the decay for fine-tuning: at t = decay_offset, and before it, v forgets the past as at a fresh
-    start. A fresh state is legal with any offset.
+    decay_offset restarts the decay for fine-tuning: up to t = decay_offset v forgets the past, as at a fresh start. A
+    fresh state is legal with any offset.
     """
 
     factored: bool = True
@@ -118,8 +118,9 @@ class Adafactor:
 class AdamW:
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019).
 
-    parameter <- parameter - learning_rate * (m / (sqrt(v) + epsilon) + weight_decay * parameter), m and v bias-corrected,
-    weight_decay 0 for parameters that do not decay. `clip_global_norm` first scales all gradients together to at most that norm.
+    parameter <- parameter - learning_rate * (m / (sqrt(v) + epsilon) + weight_decay * parameter), with m and v
+    bias-corrected and weight_decay 0 for parameters that `decayed` leaves out. `clip_global_norm` first scales all
+    gradients together to at most that norm.
     """
 
     beta1: float = 0.9

@@ -179,7 +179,8 @@ def test_decay_offset_does_not_turn_a_fresh_state_into_nan(offset):
 
 
 def test_decay_offset_restarts_the_decay_at_a_restored_step():
-    params = named(initial())
+    few = ("embedding", "decoder/scale")
+    params = {n: p for n, p in named(initial()).items() if n in few}
     fresh, tuned = (Adafactor(decay_offset=o).transformation(params) for o in (0, 1000))
     first = optimizers.init(fresh, params)
     later = jax.tree.map_with_path(
@@ -187,8 +188,8 @@ def test_decay_offset_restarts_the_decay_at_a_restored_step():
     )
     fresh_step, tuned_step = stepper(fresh), stepper(tuned)
     for t in range(3):
-        one, first = fresh_step(named(gradients(t)), first, params, 0.1)
-        two, later = tuned_step(named(gradients(t)), later, params, 0.1)
+        one, first = fresh_step({n: g for n, g in named(gradients(t)).items() if n in few}, first, params, 0.1)
+        two, later = tuned_step({n: g for n, g in named(gradients(t)).items() if n in few}, later, params, 0.1)
         for name in one:
             np.testing.assert_array_equal(one[name].array, two[name].array)
 

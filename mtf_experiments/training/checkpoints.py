@@ -1,0 +1,377 @@
+"""Checkpoints: parameters, optimizer state and run metadata of one step, as one atomic directory.
+
+A thin layer over Orbax. It stores trees flat, {path: array}, with the named dimensions beside them, so that a checkpoint
+is layout-independent and readable without model code; it says by name what does not fit; and it keeps a failed or
+interrupted save from being mistaken for a checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers as policies
+
+from mtf_experiments.errors import UserError
+from mtf_experiments.mtf import NamedTensor
+
+logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax narrates every save
+_log = logging.getLogger(__name__)
+
+FORMAT = 1
+_PARTS = ("params/_METADATA", "opt_state/_METADATA", "meta/metadata", "_CHECKPOINT_METADATA")
+_LEFTOVER = re.compile(r"\d+\.orbax-checkpoint-tmp.*")
+
+
+class Checkpoints:
+    """The checkpoints of one run, one directory a step.
+
+    Kept are the newest `keep`, the best by `metric` (a key of the metrics given to `save`; `mode` "min" or "max"), and
+    every step that is a multiple of `keep_every`. An old one is deleted only after a newer one is whole.
+
+    With `read_only` nothing on disk is touched. Otherwise leftovers of interrupted saves are removed and steps that are
+    not whole are renamed to `STEP.incomplete`, each with a warning. Raises UserError if the directory cannot be written.
+    All processes of a run make the same calls in the same order.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        keep: int = 2,
+        keep_every: int | None = None,
+        metric: str | None = None,
+        mode: str = "min",
+        read_only: bool = False,
+    ) -> None:
+        if keep < 1:
+            raise UserError(f"checkpoints to keep: {keep}; want at least 1")
+        if mode not in ("min", "max"):
+            raise UserError(f"best checkpoint by {mode!r}; want 'min' or 'max'")
+        self.directory = Path(directory).absolute()
+        self._warned: set[int] = set()
+        if read_only and not self.directory.is_dir():
+            raise UserError(f"no checkpoints: {self.directory} does not exist")
+        if not read_only and jax.process_index() == 0:
+            _make_writable(self.directory)
+            self._clean()
+        if jax.process_count() > 1:
+            from jax.experimental import multihost_utils
+
+            multihost_utils.sync_global_devices("checkpoint directory cleaned")
+
+        def quality(metrics: Mapping[str, float] | None) -> float:
+            value = float((metrics or {}).get(metric or "", math.nan))
+            return -math.inf if math.isnan(value) else (-value if mode == "min" else value)
+
+        keepers: list[policies.PreservationPolicy] = [policies.LatestN(keep)]
+        if metric:
+            keepers.append(policies.BestN(get_metric_fn=quality, n=1, keep_checkpoints_without_metrics=False))
+        if keep_every:
+            keepers.append(policies.EveryNSteps(keep_every))
+        self._quality = quality if metric else None
+        self._manager = ocp.CheckpointManager(
+            self.directory,
+            item_names=("params", "opt_state", "meta"),
+            options=ocp.CheckpointManagerOptions(
+                read_only=read_only, best_fn=self._quality, preservation_policy=policies.AnyPreservationPolicy(keepers)
+            ),
+        )
+
+    def save(
+        self,
+        step: int,
+        params: Mapping[str, NamedTensor],
+        opt_state: Any,
+        meta: Mapping[str, Any],
+        metrics: Mapping[str, float] | None = None,
+        force: bool = False,
+    ) -> None:
+        """Starts saving the state after `step` updates and returns once its arrays are copied: they may then be donated.
+
+        `meta` is any JSON object, `metrics` what the best checkpoint is chosen by. Raises UserError for the failure of an
+        earlier save (with path and cause), and for a step that is not later than the newest one; with `force` (after
+        going back to an earlier step) that step and all later ones are deleted first. Raises ValueError if the optimizer
+        did another number of updates than `step`.
+        """
+        self.wait()
+        later = [s for s in self._manager.all_steps() if s >= step]
+        if later and not force:
+            raise UserError(
+                f"checkpoint of step {step} not saved: {self.directory} already has step {max(later)}; "
+                "resume from it, or delete the later steps"
+            )
+        for s in later:
+            _log.warning("deleting checkpoint %s, which step %d replaces", self.path(s), step)
+            self._manager.delete(s)
+        state = flatten(opt_state)
+        _check_count(step, state)
+        record = {
+            "format": FORMAT,
+            "step": step,
+            "parameters": {name: _describe(p) for name, p in params.items()},
+            "optimizer": {name: {"sizes": list(a.shape), "dtype": str(a.dtype)} for name, a in state.items()},
+            "metrics": _as_json(metrics or {}),
+            "meta": dict(meta),
+        }
+        items = ocp.args.Composite(
+            params=ocp.args.StandardSave({name: p.array for name, p in params.items()}),
+            opt_state=ocp.args.StandardSave(state),
+            meta=ocp.args.JsonSave(record),
+        )
+        try:
+            saved = self._manager.save(step, args=items, metrics=_as_json(metrics) if metrics else None, force=True)
+        except Exception as error:
+            raise self._failure(step, error) from error
+        if not saved:
+            raise UserError(f"checkpoint {self.path(step)} was not saved: the checkpoint manager declined")
+        self._pending = step
+
+    _pending: int | None = None
+
+    def wait(self) -> None:
+        """Blocks until the last save is on disk. Raises UserError, with path and cause, if it failed."""
+        step, self._pending = self._pending, None
+        if step is None:
+            return
+        try:
+            self._manager.wait_until_finished()
+        except Exception as error:
+            raise self._failure(step, error) from error
+
+    def close(self) -> None:
+        """Waits for the last save and ends. Raises UserError if it failed."""
+        try:
+            self.wait()
+        finally:
+            self._manager.close()
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.close()
+        except UserError:
+            if kind is None:  # an error on its way out matters more than this one
+                raise
+
+    def path(self, step: int) -> Path:
+        """The directory of `step`."""
+        return self.directory / str(step)
+
+    def steps(self) -> list[int]:
+        """All whole checkpoints on disk, in increasing order. Warns, once each, of those that are not whole."""
+        whole = []
+        for step in sorted(int(p.name) for p in self.directory.iterdir() if p.name.isdecimal() and p.is_dir()):
+            if missing := _missing(self.path(step)):
+                if step not in self._warned:
+                    _log.warning("checkpoint %s is incomplete (no %s): ignored", self.path(step), missing[0])
+                self._warned.add(step)
+            else:
+                whole.append(step)
+        return whole
+
+    def latest(self) -> int | None:
+        """The newest whole checkpoint, or None."""
+        return max(self.steps(), default=None)
+
+    def best(self) -> int | None:
+        """The whole checkpoint with the best `metric`, the latest of equals; None where none has that metric."""
+        if self._quality is None:
+            raise UserError("best checkpoint: no metric to choose by was configured")
+        quality = {step: self._quality(_from_json(self._record(step)["metrics"])) for step in self.steps()}
+        known = [step for step, q in quality.items() if q > -math.inf]
+        return max(known, key=lambda step: (quality[step], step), default=None)
+
+    def meta(self, step: int) -> dict[str, Any]:
+        """The `meta` that `step` was saved with. Raises UserError if that step cannot be read."""
+        return self._record(step)["meta"]
+
+    def metrics(self, step: int) -> dict[str, float]:
+        """The metrics that `step` was saved with."""
+        return _from_json(self._record(step)["metrics"])
+
+    def restore(
+        self, step: int, abstract_params: Mapping[str, NamedTensor], abstract_opt_state: Any
+    ) -> tuple[dict[str, NamedTensor], Any]:
+        """Parameters and optimizer state of `step`, placed as the shardings of the abstract arrays say.
+
+        The leaves are jax.ShapeDtypeStruct (or arrays); one without a sharding goes to the first device. Raises UserError
+        that lists every parameter and optimizer leaf which is missing, left over, or of another shape or dtype, and
+        UserError with the path for a step that is incomplete or damaged.
+        """
+        record = self._record(step)
+        params = self.restore_params(step, abstract_params)
+        flat = flatten(abstract_opt_state)
+        wanted = {name: {"sizes": list(a.shape), "dtype": str(a.dtype)} for name, a in flat.items()}
+        self._compare(step, "optimizer state", record["optimizer"], wanted)
+        arrays = self._read(step, "opt_state", flat)
+        _check_count(step, arrays)
+        return params, jax.tree.unflatten(jax.tree.structure(abstract_opt_state), arrays.values())
+
+    def restore_params(self, step: int, abstract_params: Mapping[str, NamedTensor]) -> dict[str, NamedTensor]:
+        """The parameters of `step` alone; raises as `restore` does."""
+        wanted = {name: _describe(p) for name, p in abstract_params.items()}
+        self._compare(step, "parameters", self._record(step)["parameters"], wanted)
+        arrays = self._read(step, "params", {name: p.array for name, p in abstract_params.items()})
+        return {name: NamedTensor(arrays[name], p.shape) for name, p in abstract_params.items()}
+
+    def _read(self, step: int, item: str, flat: Mapping[str, Any]) -> dict[str, jax.Array]:
+        here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        target = {
+            name: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=getattr(a, "sharding", None) or here)
+            for name, a in flat.items()
+        }
+        try:
+            arrays = self._manager.restore(step, args=ocp.args.Composite(**{item: ocp.args.StandardRestore(target)}))[
+                item
+            ]
+        except Exception as error:
+            raise _damaged(self.path(step), error) from error
+        return {name: arrays[name] for name in flat}
+
+    def _record(self, step: int) -> dict[str, Any]:
+        return read_record(self.path(step), self.steps())
+
+    def _compare(self, step: int, what: str, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+        lines = [f"{name}: in the checkpoint, but not in this model" for name in saved if name not in wanted]
+        lines += [f"{name}: in this model, but not in the checkpoint" for name in wanted if name not in saved]
+        lines += [
+            f"{name}: {_spell(saved[name])} in the checkpoint, {_spell(wanted[name])} in this model"
+            for name in wanted
+            if name in saved and saved[name] != wanted[name]
+        ]
+        if lines:
+            text = "\n  ".join(lines)
+            raise UserError(f"{what} of checkpoint {self.path(step)} do not fit:\n  {text}")
+
+    def _failure(self, step: int, error: Exception) -> UserError:
+        # The manager has already forgotten the steps that the failed one would have replaced; the disk still has them.
+        self._manager.reload()
+        self._pending = None
+        return UserError(f"checkpoint {self.path(step)} could not be saved: {_cause(error)}")
+
+    def _clean(self) -> None:
+        for path in sorted(self.directory.iterdir()):
+            if _LEFTOVER.fullmatch(path.name):
+                _log.warning("removing %s, left by an interrupted save", path)
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name.isdecimal() and path.is_dir() and (missing := _missing(path)):
+                aside = path.with_name(path.name + ".incomplete")
+                _log.warning("checkpoint %s is incomplete (no %s): renamed to %s", path, missing[0], aside.name)
+                shutil.rmtree(aside, ignore_errors=True)
+                path.rename(aside)
+
+
+def flatten(tree: Any) -> dict[str, Any]:
+    """The leaves of `tree` by their paths, as in "0/count"."""
+    return {jax.tree_util.keystr(p, simple=True, separator="/"): leaf for p, leaf in jax.tree.leaves_with_path(tree)}
+
+
+def read_record(path: Path, known: list[int] | None = None) -> dict[str, Any]:
+    """What is stored beside the arrays of the checkpoint at `path`: step, dimensions, dtypes, metrics, meta.
+
+    Raises UserError with the path if it is absent, incomplete, damaged, or of a newer format.
+    """
+    if not path.is_dir():
+        there = (
+            f"; there are {', '.join(map(str, known))}" if known else "; there are none" if known is not None else ""
+        )
+        raise UserError(f"no checkpoint {path}{there}")
+    if missing := _missing(path):
+        raise UserError(f"checkpoint {path} is incomplete: no {missing[0]}")
+    try:
+        record = json.loads((path / "meta" / "metadata").read_text("utf-8"))
+        newer = record["format"] > FORMAT
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(path, error) from error
+    if newer:
+        raise UserError(f"checkpoint {path} has format {record['format']}; this version reads up to {FORMAT}")
+    return record
+
+
+def list_checkpoints(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """One row a whole checkpoint, oldest first: step, parameters (number of elements), bytes on disk, metrics."""
+    rows = []
+    with Checkpoints(directory, read_only=True) as checkpoints:
+        for step in checkpoints.steps():
+            record = read_record(checkpoints.path(step))
+            sizes = ([size for _, size in p["dims"]] for p in record["parameters"].values())
+            rows.append(
+                {
+                    "step": step,
+                    "parameters": sum(math.prod(s) for s in sizes),
+                    "bytes": sum(f.stat().st_size for f in checkpoints.path(step).rglob("*") if f.is_file()),
+                    "metrics": _from_json(record["metrics"]),
+                }
+            )
+    return rows
+
+
+def to_numpy(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+    """The parameters of the checkpoint directory `path` as whole numpy arrays: one device, no model code needed."""
+    path = Path(path).absolute()
+    names = read_record(path)["parameters"]
+    args = ocp.args.PyTreeRestore(restore_args={name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names})
+    try:
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+            return reader.restore(path / "params", args=args)
+    except Exception as error:
+        raise _damaged(path, error) from error
+
+
+def _make_writable(directory: Path) -> None:
+    probe = directory / f".writable-{os.getpid()}"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(f"checkpoint directory {directory} cannot be written: {error}") from error
+
+
+def _missing(path: Path) -> list[str]:
+    return [part for part in _PARTS if not (path / part).is_file()]
+
+
+def _damaged(path: Path, error: Exception) -> UserError:
+    return UserError(f"checkpoint {path} cannot be read, it may be damaged: {_cause(error)}")
+
+
+def _cause(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:600]}"
+
+
+def _describe(p: NamedTensor) -> dict[str, Any]:
+    return {"dims": [[d.name, d.size] for d in p.shape], "dtype": str(p.array.dtype)}
+
+
+def _spell(entry: Mapping[str, Any]) -> str:
+    dims = [f"{n}={s}" for n, s in entry["dims"]] if "dims" in entry else [str(s) for s in entry["sizes"]]
+    return f"{entry['dtype']}[{', '.join(dims)}]"
+
+
+def _check_count(step: int, flat: Mapping[str, Any]) -> None:
+    for name, leaf in flat.items():
+        if name.rsplit("/", 1)[-1] == "count" and leaf.ndim == 0 and int(leaf) != step:
+            raise ValueError(f"optimizer state {name} counts {int(leaf)} updates, but the step is {step}")
+
+
+def _as_json(metrics: Mapping[str, float]) -> dict[str, float | str]:
+    # JSON has no infinities and no NaN.
+    return {k: float(v) if math.isfinite(v) else str(float(v)) for k, v in metrics.items()}
+
+
+def _from_json(metrics: Mapping[str, float | str]) -> dict[str, float]:
+    return {k: float(v) for k, v in metrics.items()}
