@@ -1,8 +1,8 @@
 """Checkpoints: parameters, optimizer state and run metadata of one step, as one atomic directory.
 
-A thin layer over Orbax. It stores trees flat, {path: array}, with the named dimensions beside them, so that a checkpoint
-is layout-independent and readable without model code; it says by name what does not fit; and it keeps a failed or
-interrupted save from being mistaken for a checkpoint.
+A thin layer over Orbax. It stores trees flat, {path: array}, with the named dimensions beside them, so that a
+checkpoint is layout-independent and readable without model code; it says by name what does not fit; and it keeps a
+failed or interrupted save from being mistaken for a checkpoint.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Checkpoints:
     every step that is a multiple of `keep_every`. An old one is deleted only after a newer one is whole.
 
     With `read_only` nothing on disk is touched. Otherwise leftovers of interrupted saves are removed and steps that are
-    not whole are renamed to `STEP.incomplete`, each with a warning. Raises UserError if the directory cannot be written.
-    All processes of a run make the same calls in the same order.
+    not whole are renamed to `STEP.incomplete`, each with a warning. Raises UserError if the directory cannot be
+    written. All processes of a run make the same calls in the same order.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class Checkpoints:
             raise UserError(f"best checkpoint by {mode!r}; want 'min' or 'max'")
         self.directory = Path(directory).absolute()
         self._warned: set[int] = set()
+        self._pending: int | None = None
         if read_only and not self.directory.is_dir():
             raise UserError(f"no checkpoints: {self.directory} does not exist")
         if not read_only and jax.process_index() == 0:
@@ -96,12 +97,12 @@ class Checkpoints:
         metrics: Mapping[str, float] | None = None,
         force: bool = False,
     ) -> None:
-        """Starts saving the state after `step` updates and returns once its arrays are copied: they may then be donated.
+        """Starts saving the state after `step` updates; its arrays may be donated as soon as this returns.
 
-        `meta` is any JSON object, `metrics` what the best checkpoint is chosen by. Raises UserError for the failure of an
-        earlier save (with path and cause), and for a step that is not later than the newest one; with `force` (after
-        going back to an earlier step) that step and all later ones are deleted first. Raises ValueError if the optimizer
-        did another number of updates than `step`.
+        `meta` is any JSON object, `metrics` what the best checkpoint is chosen by. Raises UserError for the failure of
+        an earlier save (with path and cause), and for a step that is not later than the newest one; with `force` (after
+        going back to an earlier step) that step and all later ones are deleted first. Raises ValueError if the
+        optimizer did another number of updates than `step`.
         """
         self.wait()
         later = [s for s in self._manager.all_steps() if s >= step]
@@ -135,8 +136,6 @@ class Checkpoints:
         if not saved:
             raise UserError(f"checkpoint {self.path(step)} was not saved: the checkpoint manager declined")
         self._pending = step
-
-    _pending: int | None = None
 
     def wait(self) -> None:
         """Blocks until the last save is on disk. Raises UserError, with path and cause, if it failed."""
@@ -206,9 +205,9 @@ class Checkpoints:
     ) -> tuple[dict[str, NamedTensor], Any]:
         """Parameters and optimizer state of `step`, placed as the shardings of the abstract arrays say.
 
-        The leaves are jax.ShapeDtypeStruct (or arrays); one without a sharding goes to the first device. Raises UserError
-        that lists every parameter and optimizer leaf which is missing, left over, or of another shape or dtype, and
-        UserError with the path for a step that is incomplete or damaged.
+        The leaves are jax.ShapeDtypeStruct (or arrays); one without a sharding goes to the first device. Raises
+        UserError that lists every parameter or optimizer leaf which is missing, left over, or of other dimensions or
+        dtype, and UserError with the path for a step that is incomplete or damaged.
         """
         record = self._record(step)
         params = self.restore_params(step, abstract_params)
@@ -232,10 +231,9 @@ class Checkpoints:
             name: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=getattr(a, "sharding", None) or here)
             for name, a in flat.items()
         }
+        args = ocp.args.Composite(**{item: ocp.args.StandardRestore(target)})
         try:
-            arrays = self._manager.restore(step, args=ocp.args.Composite(**{item: ocp.args.StandardRestore(target)}))[
-                item
-            ]
+            arrays = self._manager.restore(step, args=args)[item]
         except Exception as error:
             raise _damaged(self.path(step), error) from error
         return {name: arrays[name] for name in flat}
@@ -253,7 +251,7 @@ class Checkpoints:
         ]
         if lines:
             text = "\n  ".join(lines)
-            raise UserError(f"{what} of checkpoint {self.path(step)} do not fit:\n  {text}")
+            raise UserError(f"checkpoint {self.path(step)} does not fit this run; {what}:\n  {text}")
 
     def _failure(self, step: int, error: Exception) -> UserError:
         # The manager has already forgotten the steps that the failed one would have replaced; the disk still has them.
@@ -284,9 +282,7 @@ def read_record(path: Path, known: list[int] | None = None) -> dict[str, Any]:
     Raises UserError with the path if it is absent, incomplete, damaged, or of a newer format.
     """
     if not path.is_dir():
-        there = (
-            f"; there are {', '.join(map(str, known))}" if known else "; there are none" if known is not None else ""
-        )
+        there = "" if known is None else f"; there are {', '.join(map(str, known)) or 'none'}"
         raise UserError(f"no checkpoint {path}{there}")
     if missing := _missing(path):
         raise UserError(f"checkpoint {path} is incomplete: no {missing[0]}")
