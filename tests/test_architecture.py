@@ -22,7 +22,7 @@ ALLOWED = {
     "data": COMMON,
     "models": COMMON | {"mtf"},
     "training": COMMON | ROOMS | {"models", "mtf", "data"},
-    "evaluation": COMMON | ROOMS | {"models", "mtf"},
+    "evaluation": COMMON | ROOMS | {"models", "mtf", "data"},
     "planning": COMMON | ROOMS | {"models", "mtf"},
     "reporting": COMMON | ROOMS | {"models", "mtf"},
 }
