@@ -5,9 +5,9 @@
     made.elements() == mtf.ledger(step, mesh, layout, *arguments).elements()
 
 The two agree, but for what XLA saves: equal collectives of the same value are shared, one in a loop whose operand does
-not change is moved out of it, and the allreduce of a broadcast constant becomes a product. Several of one kind and group
-are often combined into a single call with a tuple of results; they are listed one by one here. On CPU, bf16 sums are
-made in f32: the elements are the same, the bytes twice as many.
+not change is moved out of it, and the allreduce of a broadcast constant becomes a product. Several of one kind and
+group are often combined into a single call with a tuple of results; they are listed one by one here. On CPU, bf16 sums
+are made in f32: the elements are the same, the bytes twice as many.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _REFERENCE = re.compile(r"(calls|to_apply|condition|body|true_computation|false_
 
 @dataclass(frozen=True)
 class Instruction:
-    """One line of HLO: its arrays as (type, sizes), several for a tuple; `attributes` is the text after the operands."""
+    """One line of HLO: its arrays as (type, sizes), several for a tuple; `attributes` is the text after operands."""
 
     name: str
     arrays: tuple[tuple[str, tuple[int, ...]], ...]
@@ -61,9 +61,9 @@ class Computation:
 def hlo_ledger(text: str, mesh: Mapping[str, int]) -> Ledger:
     """The collectives and matrix products of one run of a compiled program on a mesh of these names and sizes.
 
-    `text` is `jax.jit(f).lower(...).compile().as_text()`. Matrix products are those that are left as such; a compiler may
-    hand others to library calls. A while loop whose number of steps is not to be found is counted once and marked. Raises
-    ValueError for text that is no HLO module, and for a collective whose groups do not lie along mesh dimensions.
+    `text` is `jax.jit(f).lower(...).compile().as_text()`. Matrix products are those left as such; a compiler may
+    hand others to library calls. A while loop whose number of steps is not to be found is counted once and marked.
+    Raises ValueError for text that is no HLO module, and for a collective whose groups lie along no mesh dimensions.
     """
     computations, entry = parse(text)
     return _count(computations, entry, mesh)
@@ -176,11 +176,11 @@ def _bytes(dtype: str) -> int:
 
 def _trip_count(instruction: Instruction, condition: Computation) -> int | None:
     """The number of steps of a while loop: as the compiler noted it, else the bound its counter is compared with."""
-    config = re.search(r"backend_config=", instruction.attributes)
-    if config and instruction.attributes[config.end() :].startswith("{"):
-        text = instruction.attributes[config.end() : _closing(instruction.attributes, config.end())]
-        if count := json.loads(text).get("known_trip_count"):
-            return int(count["n"])
+    _, _, config = instruction.attributes.partition("backend_config=")
+    if config.startswith("{"):
+        noted, _ = json.JSONDecoder().raw_decode(config)
+        if "known_trip_count" in noted:
+            return int(noted["known_trip_count"]["n"])
     bounds = [i for i in condition.instructions.values() if i.opcode == "constant" and i.arrays[0][0] in ("s32", "s64")]
     compared = re.search(r"direction=LT", condition.instructions[condition.root].attributes)
     return int(bounds[0].arguments) if len(bounds) == 1 and compared else None

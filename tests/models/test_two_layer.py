@@ -36,8 +36,8 @@ def ledger_of(function, layout):
     return mtf.ledger(function, mtf.abstract_mesh(MESHES[layout]), layout, *abstract_arguments())
 
 
-# Elements that one processor allreduces in forward and backward pass, by mesh dimensions. The table's terms are those of
-# order b d, b h and d h; "+ H" is the gradient of the bias, "+ 1" the loss.
+# Elements that one processor allreduces in forward and backward pass, by mesh dimensions. The table's terms are those
+# of order b d, b h and d h; "+ H" is the gradient of the bias, "+ 1" the loss.
 COMMUNICATION = {
     # Nothing is split.
     two_layer.EMPTY: {},
