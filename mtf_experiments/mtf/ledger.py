@@ -181,12 +181,12 @@ def _count_equation(equation: JaxprEqn, mesh: Mapping[str, int], outer: str) -> 
         return Ledger(tuple(_collectives(equation, mesh, scope)))
     if name == "dot_general":
         (contracted, _), _ = params["dimension_numbers"]
-        depth = math.prod(equation.invars[0].aval.shape[i] for i in contracted)
-        return Ledger(flops=2 * depth * math.prod(equation.outvars[0].aval.shape))
+        depth = math.prod(_sizes(equation.invars[0])[i] for i in contracted)
+        return Ledger(flops=2 * depth * math.prod(_sizes(equation.outvars[0])))
     if name == "conv_general_dilated":
-        kernel, features = equation.invars[1].aval.shape, params["dimension_numbers"].rhs_spec[0]
+        kernel, features = _sizes(equation.invars[1]), params["dimension_numbers"].rhs_spec[0]
         depth = math.prod(kernel) // kernel[features]  # products that make one element; those with padding included
-        return Ledger(flops=2 * depth * math.prod(equation.outvars[0].aval.shape))
+        return Ledger(flops=2 * depth * math.prod(_sizes(equation.outvars[0])))
     if name == "shard_map":
         mesh = params["mesh"].shape
     inner = [_count(sub, mesh, scope) for sub in _jaxprs(params.values())]
@@ -213,8 +213,13 @@ def _collectives(equation: JaxprEqn, mesh: Mapping[str, int], scope: str) -> Ite
     reduction = {"pmax": "max", "pmin": "min"}.get(name, "sum") if kind in ("allreduce", "reduce_scatter") else ""
     for x in equation.outvars if kind == "allgather" else equation.invars:
         if axes:
-            elements = math.prod(x.aval.shape)
-            yield Collective(kind, axes, elements, elements * np.dtype(x.aval.dtype).itemsize, 1, scope, reduction)
+            elements = math.prod(_sizes(x))
+            size = elements * np.dtype(x.aval.dtype).itemsize  # pyright: ignore[reportAttributeAccessIssue]
+            yield Collective(kind, axes, elements, size, 1, scope, reduction)
+
+
+def _sizes(variable: Any) -> tuple[int, ...]:
+    return variable.aval.shape
 
 
 def _jaxprs(params: Iterable[Any]) -> Iterator[Jaxpr]:
