@@ -35,14 +35,30 @@ def allreduce(x: jax.Array, axes: Axes) -> jax.Array:
 
 
 def allreduce_max(x: jax.Array, axes: Axes) -> jax.Array:
-    """Maximum over the processors along `axes`; carries no gradient."""
+    """Maximum over the processors along `axes`, NaN if any has one; carries no gradient."""
     x = lax.stop_gradient(x)
-    return lax.pmax(vary(x, axes), axes) if axes else x
+    if not axes:
+        return x
+    x = vary(x, axes)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return lax.pmax(x, axes)
+    if x.dtype.itemsize < 4:
+        return allreduce_max(x.astype(jnp.float32), axes).astype(x.dtype)
+    # Backends differ in whether a maximum of floats passes NaN on. As integers, floats keep their order (the negative ones
+    # once their magnitude is complemented), and NaN is above all.
+    integer = jnp.dtype(f"int{8 * x.dtype.itemsize}")
+
+    def complemented(bits: jax.Array) -> jax.Array:
+        return jnp.where(bits < 0, bits ^ jnp.iinfo(integer).max, bits)
+
+    bits = lax.bitcast_convert_type(jnp.where(jnp.isnan(x), jnp.nan, x), integer)
+    return lax.bitcast_convert_type(complemented(lax.pmax(complemented(bits), axes)), x.dtype)
 
 
 def allreduce_min(x: jax.Array, axes: Axes) -> jax.Array:
-    """Minimum over the processors along `axes`; carries no gradient."""
-    x = lax.stop_gradient(x)
+    """Minimum over the processors along `axes`, NaN if any has one; carries no gradient."""
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        return -allreduce_max(-x, axes)
     return lax.pmin(vary(x, axes), axes) if axes else x
 
 

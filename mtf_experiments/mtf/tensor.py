@@ -117,6 +117,9 @@ class NamedTensor:
     def __pow__(self, other: Any) -> NamedTensor:
         return apply(jnp.power, self, other)
 
+    def __rpow__(self, other: Any) -> NamedTensor:
+        return apply(jnp.power, other, self)
+
     def __neg__(self) -> NamedTensor:
         return self * -1
 
