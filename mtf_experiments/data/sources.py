@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import gin
+
 from mtf_experiments.data.text_io import TextCounter, TextCounts, blocks, read_lines
 from mtf_experiments.errors import UserError
 

@@ -3,7 +3,7 @@
 A sentence is an opener followed by words of a Markov chain over word classes:
 
     opener ~ p(opener)                            each opener belongs to one topic
-    class_t ~ p(class | class_t-2, class_t-1)     or the end of the sentence
+    class_t ~ p(class | class_t-1)                or the end of the sentence
     word_t ~ p(word | class_t, topic)
 
 Every word belongs to one class and every opener to one topic, so a sentence has one derivation only and its
@@ -19,14 +19,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
+import gin
 import numpy as np
 
-import gin
 from mtf_experiments.data.sources import SPLITS, Part, SourceInfo
 from mtf_experiments.errors import UserError
 
 _BLOCK = 2048  # sentences drawn at once; part of what a seed means
-_NONE = 0  # class before the first word of a sentence; 1.. are the word classes
 
 
 class Grammar:
@@ -36,9 +35,8 @@ class Grammar:
         openers: words that begin a sentence.
         opener_weight: `[openers]`.
         opener_topic: `[openers]`, the topic that an opener announces.
-        next_class: `[classes + 1, classes + 1, classes + 1]` weights of what follows two classes; what follows is a
-            class (1..) or 0, the end. As a predecessor 0 is "none": the chain starts at (0, 0), from where it cannot
-            end.
+        next_class: `[classes + 1, classes + 1]` weights of what follows a class (1..): a class or 0, the end. Row 0
+            is for what follows the opener, which is never the end.
         words: the words of each class.
         word_weight: `[topics, classes, words]`.
     """
@@ -50,15 +48,14 @@ class Grammar:
         self.words = [[next(names) for _ in range(words)] for _ in range(classes)]
         self.opener_topic = np.arange(openers) % topics
         self.opener_weight = 1 + draw.below(8, openers)
-        # From each pair of classes one successor is likely, one less so, the others are rare.
-        table = np.ones((classes + 1, classes + 1, classes + 1), np.int64)
-        favourite = draw.order((classes + 1) ** 2, classes).reshape(classes + 1, classes + 1, classes) + 1
+        # After each class one successor is likely, one less so, the others are rare; after some the sentence may end.
+        self.next_class = np.ones((classes + 1, classes + 1), np.int64)
+        favourite = 1 + draw.order(classes + 1, classes)
         for rank, weight in enumerate((24, 8)):
-            np.put_along_axis(table, favourite[:, :, rank : rank + 1], weight, axis=2)
-        table[:, :, 0] = 0
-        closing = np.arange(classes + 1) > classes // 2  # sentences end after some classes only
-        table[:, closing, 0] = table[:, closing, 1:].sum(axis=2) // 3
-        self.next_class = table
+            np.put_along_axis(self.next_class, favourite[:, rank : rank + 1], weight, axis=1)
+        self.next_class[:, 0] = 0
+        closing = np.arange(classes + 1) > classes // 2
+        self.next_class[closing, 0] = self.next_class[closing].sum(axis=1) // 2
         # About Zipf's law, over an order of the words of its own for each topic and class.
         ranked = 840 // (1 + np.arange(words))
         order = draw.order(topics * classes, words).reshape(topics, classes, words)
@@ -71,18 +68,17 @@ class Grammar:
         topic = self.opener_topic[opener]
         columns = [np.array(self.openers, object)[opener]]
         words = np.array(self.words, object)
-        before, last = np.full(count, _NONE), np.full(count, _NONE)
+        last = np.zeros(count, np.int64)
         alive = np.arange(count)
-        size = len(self.next_class)
         while len(alive):
-            chosen = _choose(self.next_class.reshape(size * size, size), before[alive] * size + last[alive], draw)
+            chosen = _choose(self.next_class, last[alive], draw)
             alive, chosen = alive[chosen > 0], chosen[chosen > 0]
             table = topic[alive] * len(self.words) + chosen - 1
             word = _choose(self.word_weight.reshape(-1, words.shape[1]), table, draw)
             column = np.full(count, "", object)
             column[alive] = words[chosen - 1, word]
             columns.append(column)
-            before[alive], last[alive] = last[alive], chosen
+            last[alive] = chosen
         return [" ".join(word for word in row if word) for row in zip(*columns, strict=True)]
 
     def log_prob(self, line: str) -> float:
@@ -93,40 +89,34 @@ class Grammar:
         opener = self._opener_number[first]
         topic = self.opener_topic[opener]
         total = np.log(self.opener_weight[opener] / self.opener_weight.sum())
-        before = last = _NONE
+        last = 0
         for text in [*rest, None]:
             if text is not None and text not in self._word_number:
                 return -np.inf
             chosen, word = (0, None) if text is None else self._word_number[text]
-            weights = self.next_class[before, last]
+            weights = self.next_class[last]
             if weights[chosen] == 0:
                 return -np.inf
             total += np.log(weights[chosen] / weights.sum())
             if word is not None:
                 weights = self.word_weight[topic, chosen - 1]
                 total += np.log(weights[word] / weights.sum())
-            before, last = last, chosen
+            last = chosen
         return float(total)
 
     @cached_property
     def expectation(self) -> tuple[float, float]:
         """Expected negative log probability of a sentence (nats) and its expected tokens (words and the end)."""
-        size = len(self.next_class)
-        step = self.next_class / self.next_class.sum(axis=2, keepdims=True)
-        # Expected visits to each pair of last classes: visits = start + transposed(transition) visits.
-        transition = np.zeros((size, size, size, size))
-        for before, last, chosen in product(range(size), range(size), range(1, size)):
-            transition[before, last, last, chosen] = step[before, last, chosen]
-        start = np.zeros(size * size)
-        start[0] = 1.0
-        pairs = size * size
-        visits = np.linalg.solve(np.eye(pairs) - transition.reshape(pairs, pairs).T, start).reshape(size, size)
+        step = self.next_class / self.next_class.sum(axis=1, keepdims=True)
+        transition = step.copy()
+        transition[:, 0] = 0.0  # nothing comes back to "after the opener"
+        start = np.eye(len(step))[0]
+        visits = np.linalg.solve(np.eye(len(step)) - transition.T, start)  # how often each class is the last one
         opener = self.opener_weight / self.opener_weight.sum()
         topic = np.bincount(self.opener_topic, opener)
-        of_class = np.einsum("bl,blc->c", visits, step)[1:]
         word = self.word_weight / self.word_weight.sum(axis=2, keepdims=True)
         nats = _entropy(opener) + float((visits * _entropies(step)).sum())
-        nats += float(np.einsum("k,c,kc->", topic, of_class, _entropies(word)))
+        nats += float(np.einsum("k,c,kc->", topic, visits[1:], _entropies(word)))
         return nats, float(1 + visits.sum())
 
     @cached_property
@@ -179,9 +169,11 @@ class SyntheticSource:
         yield f"synthetic-{self.seed}", self._lines(split)
 
     def signature(self, split: str) -> str:
-        """Hash of the settings that decide the text."""
-        settings = (self.seed, self._count(split), self.topics, self.classes, self.words_per_class, _BLOCK)
-        return hashlib.sha256(f"synthetic 1 {split} {settings}".encode()).hexdigest()
+        """Hash of what decides the text: seed, number of sentences, and the grammar's tables."""
+        digest = hashlib.sha256(f"synthetic 1 {split} {self.seed} {self._count(split)} {_BLOCK}".encode())
+        for table in (self.grammar.opener_weight, self.grammar.next_class, self.grammar.word_weight):
+            digest.update(table.astype("<i8").tobytes())
+        return digest.hexdigest()
 
     def check_content(self, info: SourceInfo) -> None:
         """Nothing is pinned: the settings decide the text."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import gin
+
 from mtf_experiments.data.files import file_sha256, lock, write_directory
 from mtf_experiments.data.pipeline import EvalRows, TrainRows
 from mtf_experiments.data.sources import Source, check_readable, first_lines, lines

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import gin
 import numpy as np
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
-import gin
 from mtf_experiments.errors import UserError
 
 PAD, EOS, UNKNOWN = 0, 1, 2
