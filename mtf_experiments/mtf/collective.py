@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
+from mtf_experiments.mtf.placement import placement
+
 Axes = tuple[str, ...]
 
 COMMUNICATED = "communicated"
@@ -24,8 +26,12 @@ def varying_axes(x: jax.Array) -> frozenset[str]:
 
 
 def vary(x: jax.Array, axes: Axes | frozenset[str]) -> jax.Array:
-    """`x` as a value that may differ over `axes`. Local; its gradient is the allreduce over the axes added."""
-    missing = tuple(sorted(frozenset(axes) - varying_axes(x)))
+    """`x` as a value that may differ over `axes`. Local; its gradient is the allreduce over the axes added.
+
+    Nothing is done for mesh dimensions of one processor, nor outside the program, where there are none.
+    """
+    here = placement()
+    missing = tuple(sorted(a for a in frozenset(axes) - varying_axes(x) if here.applied and here.mesh[a] > 1))
     return lax.pcast(x, missing, to="varying") if missing else x
 
 
