@@ -142,13 +142,14 @@ def _pieces(offsets: np.ndarray, row_length: int, order: np.ndarray) -> tuple[np
 
 def _first_fit(length: np.ndarray, row_length: int) -> tuple[np.ndarray, int]:
     """First-fit of each block of `_BLOCK` pieces into rows of its own: row of each piece, and number of rows."""
-    blocks = -(-len(length) // _BLOCK)
+    size = min(_BLOCK, len(length))
+    blocks = -(-len(length) // size)
     dtype = np.int16 if row_length <= np.iinfo(np.int16).max else np.int32
-    padded = np.zeros(blocks * _BLOCK, dtype)  # the last block is filled up with nothing, which fits anywhere
+    padded = np.zeros(blocks * size, dtype)  # the last block is filled up with nothing, which fits anywhere
     padded[: len(length)] = length
-    table = np.ascontiguousarray(padded.reshape(blocks, _BLOCK).T)
+    table = np.ascontiguousarray(padded.reshape(blocks, size).T)
     space = np.full((blocks, 64), row_length, dtype)
-    chosen = np.empty((_BLOCK, blocks), np.int32)
+    chosen = np.empty((size, blocks), np.int32)
     block = np.arange(blocks)
     opened = 0  # rows opened by the block with most of them; all later ones are still empty
     for number, wanted in enumerate(table):
