@@ -157,10 +157,10 @@ def apply(
     tx: optax.GradientTransformation, gradients: Params, state: Any, params: Params, learning_rate: jax.Array | float
 ) -> tuple[dict[str, NamedTensor], Any]:
     """One update: the new parameters and the new optimizer state. Names and dimensions stay as they are in `params`."""
-    updates, state = tx.update(_arrays(gradients), state, _arrays(params))
-    updates = {name: learning_rate * update for name, update in updates.items()}
-    arrays = optax.apply_updates(_arrays(params), updates)
-    return {name: NamedTensor(arrays[name], p.shape) for name, p in params.items()}, state
+    arrays = _arrays(params)
+    updates, state = tx.update(_arrays(gradients), state, arrays)
+    new: Any = optax.apply_updates(arrays, jax.tree.map(lambda u: learning_rate * u, updates))
+    return {name: NamedTensor(new[name], p.shape) for name, p in params.items()}, state
 
 
 def updates_done(state: Any) -> int:
