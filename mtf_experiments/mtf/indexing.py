@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from mtf_experiments.mtf import collective
@@ -68,7 +69,7 @@ def gather(table: NamedTensor, ids: NamedTensor, dim: Dimension | str) -> NamedT
 def slice_dimension(x: NamedTensor, dim: Dimension | str, start: int | jax.Array, size: int) -> NamedTensor:
     """Elements start..start+size-1 along `dim`, whose size becomes `size`. A split dimension is gathered first."""
     dim = x.shape.find(dim)
-    if isinstance(start, int) and not 0 <= start <= start + size <= dim.size:
+    if isinstance(start, int | np.integer) and not 0 <= start <= start + size <= dim.size:
         raise ShapeError(f"slice {start}..{start + size - 1} of dimension {dim.name}, which has size {dim.size}")
     target = Shape(Dimension(d.name, size) if d == dim else d for d in x.shape)
     axes = placement().axes(x.shape)
@@ -85,7 +86,7 @@ def index(x: NamedTensor, dim: Dimension | str, position: int | jax.Array) -> Na
     A position outside raises ShapeError if it is known when the program is built; else it yields NaN, as in `gather`.
     """
     dim = x.shape.find(dim)
-    if isinstance(position, int) and not 0 <= position < dim.size:
+    if isinstance(position, int | np.integer) and not 0 <= position < dim.size:
         raise ShapeError(f"position {position} along dimension {dim.name} of {x.shape}: legal are 0..{dim.size - 1}")
     return gather(x, NamedTensor(jnp.asarray(position), []), dim)
 
