@@ -14,13 +14,12 @@ from mtf_experiments.training.optimizers import Adafactor, AdamW
 MIN_FACTORED = 6
 SHAPES = {
     "decoder/qkvo": "layers:3 four:4 heads:8 d_model:16 d_k:6",
-    "decoder/feed_forward": "layers:3 two:2 d_model:16 d_ff:12",
     "encoder/feed_forward": "encoder_layers:2 d_model:16 d_ff:12",
     "decoder/scale": "layers:3 d_model:16",
     "positions": "length:5 d_model:16",
-    "embedding": "vocab:24 d_model:16",
     "softmax": "d_model:16 vocab:24",
 }
+DECAYED = ("decoder/qkvo", "encoder/feed_forward", "softmax")
 STEPS = 20
 
 
@@ -84,12 +83,7 @@ def oracle_adafactor(config, steps=STEPS):
                     u = m
                 if config.multiply_by_parameter_scale:
                     u = u * max(rms(p), config.min_parameter_scale)
-                if config.weight_decay and name in (
-                    "decoder/qkvo",
-                    "decoder/feed_forward",
-                    "encoder/feed_forward",
-                    "softmax",
-                ):
+                if config.weight_decay and name in DECAYED:
                     u = u + config.weight_decay * p
                 p = p - learning_rate(t) * u
             variables[i] = p
@@ -111,7 +105,7 @@ def oracle_adamw(config):
             u = (m[name] / (1 - config.beta1 ** (t + 1))) / (
                 np.sqrt(v[name] / (1 - config.beta2 ** (t + 1))) + config.epsilon
             )
-            if name in ("decoder/qkvo", "decoder/feed_forward", "encoder/feed_forward", "softmax"):
+            if name in DECAYED:
                 u = u + config.weight_decay * p[name]
             p[name] = p[name] - learning_rate(t) * u
     return p
@@ -147,13 +141,10 @@ def assert_equal(params, expected, rtol=2e-4):
     "settings",
     [
         {},
-        {"factored": False},
-        {"min_dim_size_to_factor": 13},
-        {"clipping_threshold": None},
+        {"factored": False, "beta1": 0.9},
+        {"min_dim_size_to_factor": 13, "clipping_threshold": None},
         {"clipping_threshold": 0.3, "multiply_by_parameter_scale": False},
-        {"beta1": 0.9},
-        {"beta1": 0.9, "weight_decay": 0.1},
-        {"decay_offset": 3},
+        {"beta1": 0.9, "weight_decay": 0.1, "decay_offset": 3},
     ],
     ids=str,
 )
@@ -179,7 +170,7 @@ def test_decay_offset_does_not_turn_a_fresh_state_into_nan(offset):
 
 
 def test_decay_offset_restarts_the_decay_at_a_restored_step():
-    few = ("embedding", "decoder/scale")
+    few = ("softmax", "decoder/scale")
     params = {n: p for n, p in named(initial()).items() if n in few}
     fresh, tuned = (Adafactor(decay_offset=o).transformation(params) for o in (0, 1000))
     first = optimizers.init(fresh, params)
@@ -214,7 +205,7 @@ def test_zero_gradients_with_decay_shrink_exactly_the_documented_parameters(opti
     zeros = named({n: np.zeros_like(a) for n, a in initial().items()})
     new, _ = stepper(tx)(zeros, optimizers.init(tx, params), params, 0.1)
     for name, p in params.items():
-        exempt = name in ("decoder/scale", "positions", "embedding")
+        exempt = name not in DECAYED
         expected = np.asarray(p.array) * (1.0 if exempt else expected_norm)
         np.testing.assert_allclose(np.asarray(new[name].array), expected, rtol=1e-6)
         line = next(x for x in optimizers.describe(optimizer, params).split("\n") if f" {name} [" in x)
@@ -249,9 +240,9 @@ def sharding_of(layout):
     "config", [Adafactor(min_dim_size_to_factor=MIN_FACTORED, beta1=0.9), AdamW(clip_global_norm=0.5)]
 )
 def test_sharded_updates_equal_unsharded_ones(config):
-    plain, plain_state = run(config)
+    plain, plain_state = run(config, steps=5)
     split, split_state = run(
-        config, place=sharding_of({"d_model": "rows", "d_ff": "cols", "vocab": "cols", "heads": "cols"})
+        config, steps=5, place=sharding_of({"d_model": "rows", "d_ff": "cols", "vocab": "cols", "heads": "cols"})
     )
     assert_equal(split, {n: np.asarray(p.array) for n, p in plain.items()}, rtol=1e-5)
     for one, two in zip(jax.tree.leaves(plain_state), jax.tree.leaves(split_state), strict=True):
@@ -266,7 +257,7 @@ def test_every_state_leaf_is_placed_like_its_parameter():
     dimensions = optimizers.state_dimensions(tx, params)
     leaves = jax.tree.leaves_with_path(state)
     shapes = jax.tree.leaves(dimensions, is_leaf=lambda x: isinstance(x, Shape))
-    assert len(leaves) == len(shapes) > 20
+    assert len(leaves) == len(shapes) > 15
     for (path, leaf), dims in zip(leaves, shapes, strict=True):
         assert leaf.shape == dims.sizes
         split = 1
