@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util  # noqa: F401  (gin uses importlib.util without importing it)
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -14,6 +15,8 @@ import gin
 from mtf_experiments.data.files import file_sha256, lock, write_directory
 from mtf_experiments.data.pipeline import EvalRows, TrainRows
 from mtf_experiments.data.sources import Source, check_readable, first_lines, lines
+from mtf_experiments.data.text_io import is_blank
+from mtf_experiments.data.synthetic import SyntheticSource
 from mtf_experiments.data.token_store import FORMAT, TokenStore, build_store
 from mtf_experiments.data.tokenizer import Tokenizer, Vocabulary, require_known
 from mtf_experiments.errors import UserError
@@ -55,6 +58,17 @@ class PreparedTask:
         del text["sha256"]
         tokens = asdict(store.manifest.counts)
         return text | tokens | {"over_long": store.over_long(self.task.row_length)}
+
+    def all_counts(self) -> dict[str, dict[str, int | float]]:
+        """The counts of every split."""
+        return {split: self.counts(split) for split in self.stores}
+
+    def source_perplexity(self, split: str) -> float | None:
+        """Perplexity per word (ends counted) that the source itself gives a split: the best reachable. None if unknown."""
+        if not isinstance(self.task.source, SyntheticSource):
+            return None
+        nats, tokens = self.task.source.source_nll(split)
+        return math.exp(nats / tokens)
 
     def fingerprints(self) -> dict[str, Any]:
         """What identifies text and vocabulary: files, counts and hashes, as plain JSON."""
@@ -135,7 +149,7 @@ class LanguageModelTask:
         tokenizer = self._tokenizer(cache / "vocabularies")
         unknown, stores = {}, {}
         for split in self.source.splits:
-            first = first_lines(self.source, split, _CHECKED_LINES)
+            first = [line for line in first_lines(self.source, split, _CHECKED_LINES) if not is_blank(line)]
             unknown[split] = require_known(tokenizer, first, self.unknown_limit, f"the {split} split of {self.name}")
         for split in self.source.splits:
             key = _key(self.source.signature(split), tokenizer.fingerprint, FORMAT)

@@ -92,6 +92,11 @@ def count_words(line: str) -> int:
     return len(pieces) - pieces.count("")
 
 
+def is_blank(line: str) -> bool:
+    """Whether a line has no word (see `count_words`)."""
+    return not line.strip(" \t")
+
+
 @dataclass(frozen=True)
 class TextCounts:
     """What a text holds.
@@ -131,7 +136,7 @@ class TextCounter:
         octets = np.frombuffer(data, np.uint8)
         separator = (octets == ord(" ")) | (octets == ord("\t")) | (octets == ord("\n"))
         self.lines += len(lines)
-        self.blank += sum(1 for line in lines if not line.strip(" \t"))
+        self.blank += sum(map(is_blank, lines))
         self.words += int(
             np.count_nonzero(separator[1:] & ~separator[:-1])
         )  # ends of words; every line ends with a separator

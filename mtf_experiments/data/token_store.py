@@ -1,6 +1,7 @@
 """Text tokenised once: all ids of a split in one flat array on disk, each sentence with its EOS.
 
-A store is a directory that appears whole or not at all:
+A blank line is a sentence too, of EOS alone, whatever spaces it is made of. A store is a directory that appears whole
+or not at all:
 
     tokens.npy      [tokens] uint16 (uint32 for large vocabularies): ids of all sentences one after the other
     offsets.npy     [sentences + 1] int64: sentence i is tokens[offsets[i]:offsets[i + 1]], its last id is EOS
@@ -17,6 +18,7 @@ import sentencepiece
 
 from mtf_experiments.data.files import file_sha256, lock, write_directory
 from mtf_experiments.data.sources import CountedSource, Source, SourceInfo
+from mtf_experiments.data.text_io import is_blank
 from mtf_experiments.data.tokenizer import EOS, UNKNOWN, Tokenizer
 from mtf_experiments.errors import UserError
 
@@ -162,7 +164,7 @@ def _fill(directory: Path, source: Source, split: str, tokenizer: Tokenizer, thr
         _write_header(file, dtype, 0)
         begin = file.tell()
         for block in counted.blocks():
-            ids, block_lengths = tokenizer.encode_flat(block, threads)
+            ids, block_lengths = tokenizer.encode_flat(["" if is_blank(line) else line for line in block], threads)
             file.write(ids.astype(dtype).tobytes())
             lengths.append(block_lengths)
             unknown += int((ids == UNKNOWN).sum())
