@@ -59,26 +59,32 @@ def test_layout_mesh_steps_and_logging_may_change_between_starts(tmp_path):
     assert saved["layout"] == "" and saved["earlier_starts"] == [ENVIRONMENT]
 
 
-def test_another_model_data_optimizer_or_seed_is_refused_and_every_difference_listed(tmp_path):
+def test_another_model_optimizer_or_seed_is_refused_and_every_difference_listed(tmp_path):
     run = used_run(tmp_path / "run")
     before = run.config.read_text(), run.environment.read_text()
     text = with_values(
         d_model=128, Experiment__seed=1, Adafactor__beta1=0.9, Training__label_smoothing=0.1, layout="''"
     )
     with pytest.raises(UserError) as caught:
-        run.record(text, {"seed": 1, "data": {"vocabulary": "xyz", "train": {"lines": 3}}})
+        run.record(text, ENVIRONMENT)
     message = str(caught.value)
     for line in (
         "d_model: 64 -> 128",
         "Experiment.seed: 0 -> 1",
         "Adafactor.beta1: 0.0 -> 0.9",
         "Training.label_smoothing: 0.0 -> 0.1",
-        'data vocabulary: "abc" -> "xyz"',
     ):
         assert f"\n  {line}\n" in message
-    assert message.count(" -> ") == 6  # those, and "(there -> now)"
+    assert message.count(" -> ") == 5  # those, and "(there -> now)"
     assert str(run.path) in message
     assert (run.config.read_text(), run.environment.read_text()) == before
+
+
+def test_data_that_changed_under_the_same_configuration_is_refused(tmp_path):
+    run = used_run(tmp_path / "run")
+    with pytest.raises(UserError, match='data vocabulary: "abc" -> "xyz"\n'):
+        run.record(CONFIG, {"seed": 0, "data": {"vocabulary": "xyz", "train": {"lines": 3}}})
+    assert json.loads(run.environment.read_text())["data"] == ENVIRONMENT["data"]
 
 
 def test_added_and_dropped_bindings_are_differences():
