@@ -95,7 +95,9 @@ class Experiment:
                 raise UserError(f"Experiment.{name} is {getattr(self, name)}; want at least {least}{_at(name)}")
         parts = self.training.microbatches
         if parts < 1 or self.batch_size % parts:
-            raise UserError(f"batch_size {self.batch_size}{_at('batch_size')} does not divide into {parts} microbatches")
+            raise UserError(
+                f"batch_size {self.batch_size}{_at('batch_size')} does not divide into {parts} microbatches"
+            )
         if self.task.row_length > self.model.row_length:
             raise UserError(
                 f"rows of {self.task.row_length} tokens (task) are longer than the {self.model.row_length} positions that the "
@@ -122,6 +124,24 @@ class Experiment:
             return programs
         except mtf.LayoutError as error:
             raise UserError(f"{error}{_at('layout')}") from error
+
+    def rows(self, mesh: Mesh | AbstractMesh) -> dict[str, str]:
+        """Rows of the start-up block: what runs, and over what it is laid out."""
+        mesh_shape, model, parts = mtf.mesh_shape_of(mesh), self.model, self.training.microbatches
+        return {
+            "mesh": f"{' x '.join(map(str, mesh_shape.values()))} ({mesh_shape}), {mesh_shape.processors} devices",
+            "layout": str(mtf.Layout(self.layout)),
+            "model": f"{model.num_layers} layers, d_model {model.d_model}, d_ff {model.d_ff}, {model.num_heads} heads of "
+            f"{model.d_kv}, vocabulary {model.vocab_size} padded to {model.padded_vocab_size}, {model.activations}",
+            "batch": f"{self.batch_size} rows of {self.task.row_length} tokens"
+            + (f" in {parts} microbatches" if parts > 1 else "")
+            + f", {self.train_steps:,} steps, seed {self.seed}",
+        }
+
+    def dry_mesh(self, devices: int | None) -> mtf.MeshShape:
+        """The mesh of a dry run: as written, an open size (-1) filled to `devices` (default 1)."""
+        mesh = mtf.MeshShape(self.mesh_shape)
+        return self.mesh(devices or 1) if devices or -1 in mesh.values() else mesh
 
     def mesh(self, devices: int) -> mtf.MeshShape:
         """The mesh on so many devices. Raises UserError saying where an impossible mesh was set."""

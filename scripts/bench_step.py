@@ -162,14 +162,6 @@ def matmul_rate(size: int = 2048) -> float:
     return 2 * size**3 / min(seconds(lambda: product(a, a), 2) for _ in range(8))
 
 
-def model_flops(config: LanguageModelConfig, batch: int) -> float:
-    """FLOPs of a step's matrix products: 2 per weight and token forward, 4 backward, and attention's own."""
-    widths = 4 * config.num_heads * config.d_kv + 2 * config.d_ff
-    weights = config.num_layers * config.d_model * widths + config.padded_vocab_size * config.d_model
-    attention = config.num_layers * 2 * config.num_heads * config.d_kv * config.row_length
-    return 6.0 * batch * config.row_length * (weights + attention)
-
-
 def main() -> None:
     """Prints the three ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -188,7 +180,7 @@ def main() -> None:
         print(json.dumps(ratio(eight, ours(config, args.batch, "all:1", ""), max(3, args.rounds // 3))))
         return
     against, mine, plain = ratio(ours(config, args.batch, "all:1", ""), by_hand(config, args.batch), args.rounds)
-    rate, flops = matmul_rate(), model_flops(config, args.batch)
+    rate, flops = matmul_rate(), config.flops_per_row(config.row_length) * args.batch
     environment = os.environ | {
         "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
         "JAX_PLATFORMS": "cpu",

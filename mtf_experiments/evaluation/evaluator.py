@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,8 +12,9 @@ import numpy as np
 
 from mtf_experiments import mtf
 from mtf_experiments.data.tasks import PreparedTask
-from mtf_experiments.evaluation.perplexity import PerplexityAccumulator, PerplexityResult, TextCounts
+from mtf_experiments.evaluation.perplexity import PerplexityAccumulator, PerplexityResult, TextCounts, choose_scale
 from mtf_experiments.models.parameters import Parameters
+from mtf_experiments.reporting.run_directory import RunDirectory, write_atomically
 from mtf_experiments.training.feed import device_batch
 from mtf_experiments.training.step import Programs
 
@@ -23,9 +26,7 @@ class PerplexityEvaluator:
     nothing.
     """
 
-    def __init__(
-        self, programs: Programs, task: PreparedTask, batch_size: int, scales: Sequence[float]
-    ) -> None:
+    def __init__(self, programs: Programs, task: PreparedTask, batch_size: int, scales: Sequence[float]) -> None:
         self._programs, self._task = programs, task
         self._scales = tuple(float(s) for s in scales)
         self._nll = programs.compiled_nll(self._scales)
@@ -41,7 +42,9 @@ class PerplexityEvaluator:
         sums = PerplexityAccumulator(self._scales)
         for number in range(len(rows)):
             between()
-            batch = device_batch(lambda wanted, n=number: rows.batch(n, wanted), self._shape, self._programs.sharding(self._shape))
+            batch = device_batch(
+                lambda wanted, n=number: rows.batch(n, wanted), self._shape, self._programs.sharding(self._shape)
+            )
             nll = to_host(self._nll(params, batch))
             host = rows.batch(number)
             sums.add(nll, host["targets"], host["segments"])
@@ -56,6 +59,17 @@ class PerplexityEvaluator:
             sha256=info.whole.sha256,
         )
         return sums.result(text, split, label=label)
+
+
+def record(result: PerplexityResult, run: RunDirectory, task: str, step: int, checkpoint: str = "") -> Path:
+    """Stores the evaluation of the parameters after `step` updates (of `checkpoint`, if they came out of one)."""
+    path = run.evaluation(task, result.split, step)
+    content = {"task": task, "step": step, "checkpoint": checkpoint, **result.as_json()}
+    if result.split == "validation":
+        choice = choose_scale(result)
+        content["tuned"] = {"logit_scale": choice.logit_scale, "ppl_word": choice.development.ppl_word}
+    write_atomically(path, json.dumps(content, indent=1) + "\n")
+    return path
 
 
 def to_host(tensor: mtf.NamedTensor) -> np.ndarray:

@@ -97,21 +97,27 @@ class RunDirectory:
         `environment` has what `describe_environment` returns. Raises UserError, and writes nothing, where the directory
         holds checkpoints of another model, data, optimizer or seed; it lists every value that differs.
         """
+        self.check(config_text, may_differ)
         earlier = self._earlier()
-        differences = []
+        if self.used and earlier:
+            self._refuse(_changed_data(earlier[-1].get("data", {}), environment.get("data", {})))
+        if self.writer:
+            write_atomically(self.config, config_text)
+            text = json.dumps({**environment, "earlier_starts": earlier}, indent=2, sort_keys=True, default=str)
+            write_atomically(self.environment, text + "\n")
+
+    def check(self, config_text: str, may_differ: Sequence[str] = MAY_DIFFER) -> None:
+        """Raises UserError, with every value that differs, if the directory holds checkpoints of another configuration."""
         if self.used and self.config.is_file():
-            differences += changed(self.config.read_text("utf-8"), config_text, may_differ)
-            differences += _changed_data(earlier[-1].get("data", {}) if earlier else {}, environment.get("data", {}))
+            self._refuse(changed(self.config.read_text("utf-8"), config_text, may_differ))
+
+    def _refuse(self, differences: Sequence[str]) -> None:
         if differences:
             lines = "\n  ".join(differences)
             raise UserError(
                 f"model_dir {self.path} belongs to a run with another configuration (there -> now):\n  {lines}\n"
                 "use another model_dir, or the values of that run"
             )
-        if self.writer:
-            write_atomically(self.config, config_text)
-            text = json.dumps({**environment, "earlier_starts": earlier}, indent=2, sort_keys=True, default=str)
-            write_atomically(self.environment, text + "\n")
 
     @property
     def used(self) -> bool:

@@ -192,6 +192,17 @@ class Checkpoints:
         known = [step for step, q in quality.items() if q > -math.inf]
         return max(known, key=lambda step: (quality[step], step), default=None)
 
+    def choose(self, which: str) -> list[int]:
+        """The steps that `which` means: "latest", "best", "all", or a step. Raises UserError where there is none such."""
+        steps = self.steps()
+        found = {"latest": steps[-1:], "all": steps, "best": [b for b in [self.best() if which == "best" else None] if b]}
+        if which not in found and which.isdecimal() and int(which) in steps:
+            return [int(which)]
+        if not found.get(which):
+            there = ", ".join(map(str, steps)) or "none"
+            raise UserError(f"checkpoint {which!r} of {self.directory}: there are {there}; want latest, best, all or a step")
+        return found[which]
+
     def meta(self, step: int) -> dict[str, Any]:
         """The `meta` that `step` was saved with. Raises UserError if that step cannot be read."""
         return self._record(step)["meta"]

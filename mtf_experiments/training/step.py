@@ -79,7 +79,7 @@ class Programs:
         )
         layout.check_shape(self.train_shape, self.mesh_shape, "of training rows")
         mtf.check_program(self._gradients, self.mesh_shape, layout, *self.abstract_gradient_arguments())
-        self._gradient_program = mtf.spmd(self._gradients, mesh, layout)
+        self.gradient_program = mtf.spmd(self._gradients, mesh, layout)
         # Initialisation knows parameters only, so rules for activations have nothing to match there.
         self._lenient = mtf.Layout({f"{name}": axis for name, axis in layout.items()})
         self._lenient.optional.update(layout)
@@ -141,7 +141,7 @@ class Programs:
         """One update. Metrics: `loss` (that is minimised) and `nll`, nats per real target token, `tokens`,
         `learning_rate`, `grad_norm`."""
         key = jax.random.key(self.settings.seed)
-        gradients, metrics = self._gradient_program(state.params, batch, key, state.step)
+        gradients, metrics = self.gradient_program(state.params, batch, key, state.step)
         rate = self.schedule(state.step)
         grad_norm = optax.global_norm([g.array for g in gradients.values()])
         params, opt_state = optimizers.apply(self.transformation, gradients, state.opt_state, state.params, rate)
