@@ -508,3 +508,17 @@ def test_two_processes_save_exactly_the_asked_steps_and_one_process_restores_the
         like = {"w": NamedTensor(jax.ShapeDtypeStruct((8,), jnp.float32), [Dimension("d", 8)])}
         params, _ = checkpoints.restore(9, like, {"count": jax.ShapeDtypeStruct((), jnp.int32)})
         np.testing.assert_array_equal(np.asarray(params["w"].array), np.arange(8) * 9)
+
+
+def test_a_checkpoint_is_chosen_by_word_or_step_and_an_absent_one_is_refused_with_what_exists(tmp_path):
+    with Checkpoints(tmp_path / "c", keep=3, metric="loss") as checkpoints:
+        with pytest.raises(UserError, match="'latest'.*there are none"):
+            checkpoints.choose("latest")
+        for step, loss in {9: 1.0, 10: 2.0, 100: 3.0}.items():
+            save(checkpoints, step, metrics={"loss": loss})
+        checkpoints.wait()
+        chosen = {which: checkpoints.choose(which) for which in ("latest", "best", "all", "10")}
+        assert chosen == {"latest": [100], "best": [9], "all": [9, 10, 100], "10": [10]}
+        for wrong in ("11", "newest", "-1"):
+            with pytest.raises(UserError, match=f"'{wrong}'.*there are 9, 10, 100"):
+                checkpoints.choose(wrong)
