@@ -65,8 +65,8 @@ class Random:
     def normal(self, shape: Iterable[Dimension], stddev: float = 1.0) -> NamedTensor:
         """f32 normal with mean 0."""
         unit = self.uniform(shape, float(np.nextafter(np.float32(-1), np.float32(0))), 1.0)
-        normal = np.float32(np.sqrt(2)) * lax.erf_inv(unit.array)
-        return NamedTensor(normal if stddev == 1.0 else normal * np.float32(stddev), unit.shape)
+        # One factor: of two, the compiler might make one, and the last bit would depend on what surrounds this.
+        return NamedTensor(lax.erf_inv(unit.array) * np.float32(np.sqrt(2) * stddev), unit.shape)
 
     def _positions(self, shape: Shape) -> tuple[jax.Array, jax.Array]:
         """Each local element's position in the whole tensor, row-major, as two 32-bit words (high, low)."""
