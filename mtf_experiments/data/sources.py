@@ -241,7 +241,7 @@ def _what_exists(path: Path) -> str:
     """What a user finds where the path begins to be wrong."""
     while not path.is_dir():
         path = path.parent
-    names = sorted(entry.name + ("/" if entry.is_dir() else "") for entry in path.iterdir())
+    names = sorted(entry.name + ("/" if entry.is_dir() else "") for entry in path.iterdir() if entry.name[0] != ".")
     shown = ", ".join(names[:10]) + (f", ... ({len(names)} in all)" if len(names) > 10 else "")
     return f"{path} holds {shown or 'nothing'}"
 

@@ -15,8 +15,8 @@ import gin
 from mtf_experiments.data.files import file_sha256, lock, write_directory
 from mtf_experiments.data.pipeline import EvalRows, TrainRows
 from mtf_experiments.data.sources import Source, check_readable, first_lines, lines
-from mtf_experiments.data.text_io import is_blank
 from mtf_experiments.data.synthetic import SyntheticSource
+from mtf_experiments.data.text_io import is_blank
 from mtf_experiments.data.token_store import FORMAT, TokenStore, build_store
 from mtf_experiments.data.tokenizer import Tokenizer, Vocabulary, require_known
 from mtf_experiments.errors import UserError
@@ -64,7 +64,7 @@ class PreparedTask:
         return {split: self.counts(split) for split in self.stores}
 
     def source_perplexity(self, split: str) -> float | None:
-        """Perplexity per word (ends counted) that the source itself gives a split: the best reachable. None if unknown."""
+        """Perplexity per word (ends counted) that the source itself gives a split, the best reachable; or None."""
         if not isinstance(self.task.source, SyntheticSource):
             return None
         nats, tokens = self.task.source.source_nll(split)
@@ -125,6 +125,11 @@ class LanguageModelTask:
         if self.row_length < 2:
             raise UserError(f"LanguageModelTask.row_length is {self.row_length}; it must be at least 2")
 
+    @property
+    def cache(self) -> Path:
+        """`cache_dir` as an absolute path."""
+        return Path(self.cache_dir).expanduser().absolute()
+
     def check(self) -> None:
         """A look, in seconds, at whether the text is there: files, emptiness, encoding of their first lines.
 
@@ -145,15 +150,14 @@ class LanguageModelTask:
             UserError: unreadable or unexpected text, impossible vocabulary settings, damaged cache.
         """
         self.check()
-        cache = Path(self.cache_dir).expanduser().absolute()
-        tokenizer = self._tokenizer(cache / "vocabularies")
+        tokenizer = self._tokenizer(self.cache / "vocabularies")
         unknown, stores = {}, {}
         for split in self.source.splits:
             first = [line for line in first_lines(self.source, split, _CHECKED_LINES) if not is_blank(line)]
             unknown[split] = require_known(tokenizer, first, self.unknown_limit, f"the {split} split of {self.name}")
         for split in self.source.splits:
             key = _key(self.source.signature(split), tokenizer.fingerprint, FORMAT)
-            path = cache / "tokens" / f"{self.name}-{split}-{key}"
+            path = self.cache / "tokens" / f"{self.name}-{split}-{key}"
             stores[split] = build_store(path, self.source, split, tokenizer, self.threads)
             manifest = stores[split].manifest
             assert manifest is not None

@@ -1,15 +1,11 @@
 """Convert a prepared TFDS data set from tfrecord to array_record form, without TensorFlow.
 
-    python -m mtf_experiments.data.tfds_convert --name=lm1b --data_dir=DIR --output_dir=DIR
-
 Records, shards and their order stay the same; the original is only read. TensorFlow Datasets reads the result like a
 data set that it prepared itself.
 """
 
-import argparse
 import json
 import struct
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,22 +75,3 @@ def convert(name: str, data_dir: str | Path, output_dir: str | Path) -> Path:
                 if extra.name != "dataset_info.json":
                     (directory / extra.name).write_bytes(extra.read_bytes())
     return final
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m mtf_experiments.data.tfds_convert", description=convert.__doc__)
-    parser.add_argument("--name", required=True, help="name of the data set, e.g. lm1b")
-    parser.add_argument("--data_dir", required=True, help="the folder that it lies in")
-    parser.add_argument("--output_dir", required=True, help="the folder to write to")
-    arguments = parser.parse_args(argv)
-    try:
-        print(f"wrote {convert(arguments.name, arguments.data_dir, arguments.output_dir)}")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -76,8 +76,9 @@ class TfdsSource:
         form = info.file_format.value if info.file_format else None
         if form != "array_record":
             raise UserError(
-                f"{info.data_dir} is in {form} form, which cannot be read without TensorFlow. Convert it: "
-                f"python -m mtf_experiments.data.tfds_convert --name={self.name} --data_dir={folder} --output_dir=DIR"
+                f"{info.data_dir} is in {form} form, which cannot be read without TensorFlow; let "
+                "python -m mtf_experiments.prepare --gin_file=... --convert_tfds_to=DIR convert it, and set "
+                "TfdsSource.data_dir to DIR"
             )
         try:
             shards = list(info.splits[wanted].file_instructions)

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from mtf_experiments.data.sources import check_readable, describe, lines
-from mtf_experiments.data.tfds_convert import convert, main, tfrecords
+from mtf_experiments.data.tfds_convert import convert, tfrecords
 from mtf_experiments.data.tfds_source import TfdsSource
 from mtf_experiments.errors import UserError
 
@@ -104,15 +104,14 @@ def test_settings_that_name_nothing_are_refused(prepared, settings, message):
 
 
 def test_tfrecord_form_is_refused_with_how_to_convert_it(records):
-    with pytest.raises(UserError, match="is in tfrecord form.*tfds_convert --name=lm1b"):
+    with pytest.raises(UserError, match="is in tfrecord form.*prepare --gin_file=... --convert_tfds_to=DIR"):
         check_readable(TfdsSource(data_dir=str(records)))
 
 
-def test_converted_set_is_the_natively_prepared_one(prepared, records, tmp_path, capsys):
+def test_converted_set_is_the_natively_prepared_one(prepared, records, tmp_path):
     import tensorflow_datasets as tfds
 
-    assert main(["--name=lm1b", f"--data_dir={records}", f"--output_dir={tmp_path}"]) == 0
-    assert f"wrote {tmp_path}/lm1b/1.1.0" in capsys.readouterr().out
+    assert convert("lm1b", records, tmp_path) == tmp_path / "lm1b" / "1.1.0"
     for split in ("train", "test"):
         native, converted = (
             tfds.data_source("lm1b", split=split, data_dir=d, download=False) for d in (prepared, tmp_path)
@@ -120,8 +119,10 @@ def test_converted_set_is_the_natively_prepared_one(prepared, records, tmp_path,
         assert list(native) == list(converted)
     a, b = (describe(TfdsSource(data_dir=str(d)), "train") for d in (prepared, tmp_path))
     assert a == b
-    assert main(["--name=lm1b", f"--data_dir={records}", f"--output_dir={tmp_path}"]) == 2
-    assert "exists already" in capsys.readouterr().err
+    with pytest.raises(UserError, match="exists already"):
+        convert("lm1b", records, tmp_path)
+    with pytest.raises(UserError, match="is in array_record form; only tfrecord is converted"):
+        convert("lm1b", prepared, tmp_path / "other")
 
 
 def test_cut_off_record_file_is_refused_and_leaves_no_converted_set(records, tmp_path):

@@ -1,0 +1,45 @@
+"""The prepare command reports what it made, and says what it cannot make."""
+
+import pytest
+
+from mtf_experiments import config
+from mtf_experiments.errors import UserError
+from mtf_experiments.prepare import main
+
+
+@pytest.fixture(autouse=True)
+def clean_gin():
+    yield
+    config.clear()
+
+
+def tiny(tmp_path, *params):
+    bindings = [f"LanguageModelTask.cache_dir='{tmp_path}'", "SyntheticSource.train_lines=5000", *params]
+    return ["--gin_file=lm_tiny.gin", *(f"--gin_param={binding}" for binding in bindings)]
+
+
+def test_prepare_reports_counts_and_writes_what_training_reads(tmp_path, capsys):
+    main(tiny(tmp_path))
+    first = capsys.readouterr().out
+    assert "train: 5,000 sentences (0 blank)" in first and "0 of 1,000 lines (0.00 %) change" in first
+    assert "source, validation" in first and first.endswith(f"wrote {tmp_path}\n")
+    assert len(list(tmp_path.rglob("manifest.json"))) == 3
+    main(tiny(tmp_path))
+    assert capsys.readouterr().out == first
+
+
+def test_conversion_of_something_that_is_no_tfds_set_is_refused(tmp_path):
+    with pytest.raises(UserError, match="this task reads a SyntheticSource"):
+        main([*tiny(tmp_path), f"--convert_tfds_to={tmp_path / 'out'}"])
+
+
+def test_missing_text_is_refused_before_anything_is_made(tmp_path):
+    with pytest.raises(UserError, match="no folder .*nowhere for the train split"):
+        main(
+            [
+                "--gin_file=lm_small.gin",
+                f"--gin_param=LanguageModelTask.cache_dir='{tmp_path}'",
+                f"--gin_param=data_dir='{tmp_path / 'nowhere'}'",
+            ]
+        )
+    assert list(tmp_path.iterdir()) == []
