@@ -81,7 +81,8 @@ class NamedTensor:
             if kept_missing == missing and kept_trace == trace:
                 return array
         array = collective.vary(self.array, missing)
-        self._casts.append((trace, missing, array))
+        if isinstance(self._array, jax.core.Tracer):  # a constant outlives the trace, which it must not keep alive
+            self._casts.append((trace, missing, array))
         return array
 
     def astype(self, dtype: Any) -> NamedTensor:
