@@ -1,8 +1,8 @@
 """The collectives that the lowering is made of, with their gradients (paper, section 6).
 
-All functions act on one processor's slice inside `jax.shard_map(check_vma=True)`. JAX tracks over which mesh dimensions a
-value varies; the transpose of a cast to varying is the paper's backward allreduce. With no mesh dimensions given each is
-the identity, which is how the same program runs on one device.
+All functions act on one processor's slice inside `jax.shard_map(check_vma=True)`. JAX tracks over which mesh dimensions
+a value varies; the transpose of a cast to varying is the paper's backward allreduce. With no mesh dimensions given each
+is the identity, which is how the same program runs on one device.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def allreduce_max(x: jax.Array, axes: Axes) -> jax.Array:
         return lax.pmax(x, axes)
     if x.dtype.itemsize < 4:
         return allreduce_max(x.astype(jnp.float32), axes).astype(x.dtype)
-    # Backends differ in whether a maximum of floats passes NaN on. As integers, floats keep their order (the negative ones
-    # once their magnitude is complemented), and NaN is above all.
+    # Backends differ in whether a maximum of floats passes NaN on. As integers, floats keep their order (the negative
+    # ones once their magnitude is complemented), and NaN is above all.
     integer = jnp.dtype(f"int{8 * x.dtype.itemsize}")
 
     def complemented(bits: jax.Array) -> jax.Array:
@@ -69,7 +69,7 @@ def allreduce_min(x: jax.Array, axes: Axes) -> jax.Array:
 
 
 def allgather(x: jax.Array, mesh_axis: str, axis: int) -> jax.Array:
-    """split -> unsplit: the slices along array axis `axis`, concatenated on every processor. Its gradient is a slice."""
+    """split -> unsplit: the slices along array axis `axis`, joined on every processor. Its gradient is a slice."""
     gathered = lax.all_gather(vary(x, (mesh_axis,)), mesh_axis, axis=axis, tiled=True, to="invarying")
     return checkpoint_name(gathered, COMMUNICATED)
 
@@ -77,8 +77,8 @@ def allgather(x: jax.Array, mesh_axis: str, axis: int) -> jax.Array:
 def own_slice(x: jax.Array, mesh_axis: str, axis: int) -> jax.Array:
     """unsplit -> split: this processor's slice along array axis `axis`. Local; its gradient is the allgather.
 
-    (Left to itself, differentiation would zero-pad every slice and allreduce: n times the traffic. Where `x` was cast to
-    varying before, that is right all the same: the allreduce then belongs to the cast.)
+    (Left to itself, differentiation would zero-pad every slice and allreduce: n times the traffic. Where `x` was cast
+    to varying before, that is right all the same: the allreduce then belongs to the cast.)
     """
     return _slice(x, mesh_axis, axis) if mesh_axis in varying_axes(x) else _slice_of_replicated(x, mesh_axis, axis)
 

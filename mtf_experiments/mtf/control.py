@@ -24,8 +24,8 @@ def scan(
 ) -> tuple[Carry, Any]:
     """Runs `carry, y = body(carry, x)` for each position along `dim`.
 
-    `xs` is a pytree of NamedTensors that all have `dim`; `x` are their slices, without it. The ys come back stacked along
-    `dim`, their first dimension. `dim` itself cannot be split (its steps follow one another): LayoutError.
+    `xs` is a pytree of NamedTensors that all have `dim`; `x` are their slices, without it. The ys come back stacked
+    along `dim`, their first dimension. `dim` itself cannot be split (its steps follow one another): LayoutError.
     """
     if placement().axis(dim) is not None:
         raise LayoutError(

@@ -39,6 +39,7 @@ class Shape(tuple[Dimension, ...]):
     __slots__ = ()
 
     def __new__(cls, dimensions: Iterable[Dimension] = ()) -> Shape:
+        """Checks that the names are distinct."""
         self = super().__new__(cls, dimensions)
         names = [d.name for d in self]
         if len(set(names)) != len(names):
@@ -48,10 +49,12 @@ class Shape(tuple[Dimension, ...]):
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Names of the dimensions."""
         return tuple(d.name for d in self)
 
     @property
     def sizes(self) -> tuple[int, ...]:
+        """Global sizes of the dimensions."""
         return tuple(d.size for d in self)
 
     @property
@@ -74,15 +77,16 @@ class Shape(tuple[Dimension, ...]):
         raise ShapeError(f"no dimension named {name} in {self}")
 
     def has(self, dimension: Dimension | str) -> bool:
+        """Whether a dimension of that name is there."""
         return (dimension if isinstance(dimension, str) else dimension.name) in self.names
 
     def without(self, *dimensions: Dimension | str) -> Shape:
-        """This shape less `dimensions`, each of which must be in it."""
+        """The shape less `dimensions`, each of which must be in it."""
         drop = {self.find(d).name for d in dimensions}
         return Shape(d for d in self if d.name not in drop)
 
     def renamed(self, names: dict[str, str]) -> Shape:
-        """This shape with dimensions `old: new` renamed. Raises ShapeError for an absent old name."""
+        """The shape with dimensions `old: new` renamed. Raises ShapeError for an absent old name."""
         for old in names:
             self.find(old)
         return Shape(Dimension(names.get(d.name, d.name), d.size) for d in self)

@@ -25,10 +25,10 @@ def einsum(
     """Product of `inputs`, summed over all dimensions that `output_shape` lacks.
 
     Each processor contracts its slices; the partial results are allreduced over the mesh dimensions of the contracted
-    dimensions, in `dtype` (default: the inputs' type), which is the result's. `rename` renames output dimensions on the way:
-    one that becomes split over a mesh dimension contracted over is reduce-scattered. Raises LayoutError where two dimensions
-    of the product (contracted ones included) are split over one mesh dimension, ShapeError for an output dimension in no
-    input.
+    dimensions, in `dtype` (default: the inputs' type), which is the result's. `rename` renames output dimensions on the
+    way: one that becomes split over a mesh dimension contracted over is reduce-scattered. Raises LayoutError where two
+    dimensions of the product (contracted ones included) are split over one mesh dimension, ShapeError for an output
+    dimension in no input.
     """
     output = Shape(output_shape)
     everything = union(x.shape for x in inputs)
@@ -43,7 +43,7 @@ def einsum(
     subscripts.append("".join(letters[n] for n in output.names))
     contracted = tuple(d for d in everything if not output.has(d))
     axes = frozenset[str]().union(*(collective.varying_axes(x.array) for x in inputs))
-    # XLA accumulates bf16 in f32 by itself. Asking for an f32 result unless one is wanted would make every product of the
-    # backward pass one of f32 with bf16, which accelerators run at the speed of f32.
+    # XLA accumulates bf16 in f32 by itself. Asking for an f32 result unless one is wanted would make every product of
+    # the backward pass one of f32 with bf16, which accelerators run at the speed of f32.
     local = jnp.einsum("->".join(subscripts), *(x.varying(axes) for x in inputs), preferred_element_type=dtype)
     return finish_sum(local, output, split_over(contracted), rename)

@@ -46,7 +46,11 @@ relu = partial(apply, jax.nn.relu)
 gelu = partial(apply, jax.nn.gelu)
 silu = partial(apply, jax.nn.silu)
 is_finite = partial(apply, jnp.isfinite)
-stop_gradient = partial(apply, lax.stop_gradient)
+
+
+def stop_gradient(x: NamedTensor) -> NamedTensor:
+    """`x`, through which no gradient flows."""
+    return NamedTensor(lax.stop_gradient(x.array), x.shape)
 
 
 def where(

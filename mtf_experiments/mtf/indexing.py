@@ -1,4 +1,4 @@
-"""Positions, lookups and shifts. Over a split dimension each processor does its own part; the smallest exchange joins them."""
+"""Positions, lookups, shifts. Each processor does its part of a split dimension; the smallest exchange joins them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from mtf_experiments.mtf.tensor import NamedTensor
 
 
 def arange(dim: Dimension, dtype: jnp.dtype | type = jnp.int32) -> NamedTensor:
-    """Positions 0, 1, ... along `dim`, counted in the whole dimension. `[dim]`"""
+    """Positions 0, 1, ... along `dim`, counted in the whole dimension: `[dim]`."""
     (size,) = placement().local_sizes(Shape([dim]))
     start = collective.global_start(placement().axis(dim), size)
     return NamedTensor((start + jnp.arange(size)).astype(dtype), [dim])
 
 
 def one_hot(ids: NamedTensor, dim: Dimension, dtype: jnp.dtype | type = jnp.float32) -> NamedTensor:
-    """1 where the position along `dim` equals the id, else 0. `[*ids.shape, dim]`"""
+    """1 where the position along `dim` equals the id, else 0: `[*ids.shape, dim]`."""
     return equal(ids, arange(dim), output_shape=[*ids.shape, dim]).astype(dtype)
 
 
 def _local_positions(ids: jax.Array, dim: Dimension) -> tuple[jax.Array, jax.Array, tuple[str, ...]]:
-    """Ids as positions in this processor's slice of `dim`, which of them lie in it, and the mesh dimension it is split over."""
+    """Ids as positions in this processor's slice of `dim`, which of them lie in it, and what it is split over."""
     axis = placement().axis(dim)
     (size,) = placement().local_sizes(Shape([dim]))
     local = ids.astype(jnp.int32) - collective.global_start(axis, size)
@@ -38,8 +38,9 @@ def _local_positions(ids: jax.Array, dim: Dimension) -> tuple[jax.Array, jax.Arr
 def gather(table: NamedTensor, ids: NamedTensor, dim: Dimension | str) -> NamedTensor:
     """Rows of `table` along `dim` selected by the integer tensor `ids`: an embedding lookup.
 
-    `[*ids.shape, *rest]`, where `rest` is the table's shape less `dim`; dimensions that both have are matched. A split `dim`
-    is looked up locally, masked and allreduced. An id outside 0..size-1 yields NaN rows, never another row (integers: 0).
+    `[*ids.shape, *rest]`, where `rest` is the table's shape less `dim`; dimensions that both have are matched. A split
+    `dim` is looked up locally, masked and allreduced. An id outside 0..size-1 yields NaN rows, never another row
+    (integers: 0).
     """
     dim = table.shape.find(dim)
     if not jnp.issubdtype(ids.dtype, jnp.integer):
@@ -123,7 +124,8 @@ def cumsum(x: NamedTensor, dim: Dimension | str, exclusive: bool = False) -> Nam
     result = jnp.cumsum(x.array, axis=axis)
     total = lax.slice_in_dim(result, max(size - 1, 0), size, axis=axis)
     if exclusive:  # not by subtraction, which would lose small sums beside a large element
-        result = jnp.concatenate([jnp.zeros_like(total), lax.slice_in_dim(result, 0, max(size - 1, 0), axis=axis)], axis)
+        earlier = lax.slice_in_dim(result, 0, max(size - 1, 0), axis=axis)
+        result = jnp.concatenate([jnp.zeros_like(total), earlier], axis)
     if mesh_axis:
         totals = collective.allgather(total, mesh_axis, axis)
         before = jnp.arange(totals.shape[axis]) < lax.axis_index(mesh_axis)

@@ -1,7 +1,7 @@
 """Mesh shapes and layouts: which tensor dimension is split over which mesh dimension (paper, sections 3 and 4).
 
-Both are written as strings in the grammar of the paper's library: `name:value` pairs separated by `;`, `,`, `.` or space,
-as in `rows:16;cols:32` and `batch:rows;vocab:cols;d_ff:cols;heads:cols`.
+Both are written as strings in the grammar of the paper's library: `name:value` pairs separated by `;`, `,`, `.` or
+space, as in `rows:16;cols:32` and `batch:rows;vocab:cols;d_ff:cols;heads:cols`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class MeshShape(Mapping[str, int]):
             raise LayoutError(f"mesh shape {self} leaves more than one size open (-1)")
 
     def resolve(self, devices: int) -> MeshShape:
-        """This mesh on `devices` processors, -1 filled in. Raises LayoutError where the product is another number."""
+        """The mesh on `devices` processors, -1 filled in. Raises LayoutError where the product is another number."""
         sizes = dict(self._sizes)
         known = math.prod(s for s in sizes.values() if s != -1)
         for name, size in sizes.items():
@@ -77,6 +77,7 @@ class MeshShape(Mapping[str, int]):
 
     @property
     def processors(self) -> int:
+        """Number of processors in the mesh."""
         return math.prod(self._sizes.values())
 
     def __getitem__(self, name: str) -> int:
@@ -126,8 +127,10 @@ class Layout(Mapping[str, str]):
                 )
 
     def check_shape(self, shape: Shape, mesh: MeshShape, name: str = "") -> None:
-        """Raises LayoutError where `shape` cannot be laid out: two dimensions on one mesh dimension, or sizes that do
-        not divide."""
+        """Raises LayoutError where `shape` cannot be laid out.
+
+        That is: two of its dimensions on one mesh dimension, or a size that does not divide.
+        """
         who = f"tensor {name} {shape}" if name else f"tensor {shape}"
         taken: dict[str, str] = {}
         for d in shape:
@@ -142,8 +145,8 @@ class Layout(Mapping[str, str]):
             taken[mesh_dimension] = d.name
             if d.size % mesh[mesh_dimension]:
                 raise LayoutError(
-                    f"layout rule {d.name}:{mesh_dimension}: dimension {d.name} of {who} has size {d.size}, which does not "
-                    f"divide over the {mesh[mesh_dimension]} processors of mesh dimension {mesh_dimension}; "
+                    f"layout rule {d.name}:{mesh_dimension}: dimension {d.name} of {who} has size {d.size}, which does "
+                    f"not divide over the {mesh[mesh_dimension]} processors of mesh dimension {mesh_dimension}; "
                     f"legal: a multiple of {mesh[mesh_dimension]}, or a size of {mesh_dimension} among "
                     f"{', '.join(str(k) for k in _divisors(d.size))}"
                 )
@@ -154,13 +157,15 @@ class Layout(Mapping[str, str]):
         for rule in self:
             if rule not in names and rule not in self.optional:
                 raise LayoutError(
-                    f"layout rule {rule}:{self[rule]} matches no dimension of the program{nearest(rule, names)}; dimensions: "
-                    f"{', '.join(sorted(names))} (write {rule}?:{self[rule]} if it may match none)"
+                    f"layout rule {rule}:{self[rule]} matches no dimension of the program{nearest(rule, names)}; "
+                    f"dimensions: {', '.join(sorted(names))} (write {rule}?:{self[rule]} if it may match none)"
                 )
 
     def axes(self, shape: Shape, mesh: MeshShape) -> tuple[str | None, ...]:
-        """For each dimension of `shape` the mesh dimension it is split over, or None. Mesh dimensions of size 1 split
-        nothing."""
+        """For each dimension of `shape` the mesh dimension it is split over, or None.
+
+        Mesh dimensions of size 1 split nothing.
+        """
         return tuple(
             axis if (axis := self._rules.get(d.name)) is not None and mesh.get(axis, 1) > 1 else None for d in shape
         )

@@ -30,6 +30,7 @@ class Placement:
         return self.layout.axes(shape, self.mesh) if self.applied else (None,) * len(shape)
 
     def axis(self, dimension: Dimension) -> str | None:
+        """The mesh dimension that `dimension` is split over, or None."""
         return self.axes(Shape([dimension]))[0]
 
     def local_sizes(self, shape: Shape) -> tuple[int, ...]:
@@ -44,7 +45,8 @@ class Placement:
             self.layout.check_shape(shape, self.mesh)
 
 
-# Part of the key of JAX's trace caches: what `jax.checkpoint` or `jax.jit` traced under one layout is not used in another.
+# Part of the key of JAX's trace caches: what `jax.checkpoint` or `jax.jit` traced under one layout is not used under
+# another.
 _current = jax.make_user_context(default_value=None)
 _NOWHERE = Placement(MeshShape(""), Layout(""), applied=False)
 
@@ -55,6 +57,7 @@ def placement() -> Placement:
 
 
 def inside_spmd() -> bool:
+    """Whether the code that runs now is being traced as an `spmd` program."""
     return _current.value is not None
 
 

@@ -17,7 +17,7 @@ from mtf_experiments.mtf.tensor import NamedTensor, is_named
 T = TypeVar("T")
 
 
-def make_mesh(mesh_shape: str | MeshShape, devices: Sequence[jax.Device] | None = None) -> Mesh:
+def make_mesh(mesh_shape: str | MeshShape, devices: Sequence[Any] | None = None) -> Mesh:
     """A mesh over `devices` (default: all). Raises LayoutError if its product is not their number."""
     devices = list(jax.devices() if devices is None else devices)
     shape = (MeshShape(mesh_shape) if isinstance(mesh_shape, str) else mesh_shape).resolve(len(devices))
@@ -59,8 +59,8 @@ def sharding(shape: Iterable[Dimension], layout: Layout | str, mesh: Mesh | Abst
 def check_program(function: Callable[..., Any], mesh: MeshShape, layout: Layout, *arguments: Any) -> Any:
     """Traces `function` without devices and checks that `layout` is legal for every tensor in it.
 
-    Returns its output as abstract NamedTensors of global sizes. Raises LayoutError: an unknown mesh dimension, a rule that
-    matches nothing, two dimensions of one tensor on one mesh dimension, a size that does not divide.
+    Returns its output as abstract NamedTensors of global sizes. Raises LayoutError: an unknown mesh dimension, a rule
+    that matches nothing, two dimensions of one tensor on one mesh dimension, a size that does not divide.
     """
     layout.check_mesh(mesh)
     with placed(Placement(mesh, layout, applied=False)) as checked:
@@ -80,9 +80,9 @@ def spmd(
 ) -> Callable[..., T]:
     """`function`, written over whole named tensors, as one program for every processor of `mesh`.
 
-    Arguments and results are pytrees of NamedTensors (laid out by `layout`) and plain arrays (the same on every processor).
-    The layout decides placement and communication, never the result. `donate` numbers arguments whose buffers may be reused.
-    Raises LayoutError when called, before anything is compiled, as `check_program` does.
+    Arguments and results are pytrees of NamedTensors (laid out by `layout`) and plain arrays (the same on every
+    processor). The layout decides placement and communication, never the result. `donate` numbers arguments whose
+    buffers may be reused. Raises LayoutError when called, before anything is compiled, as `check_program` does.
     """
     layout = Layout(layout) if isinstance(layout, str) else layout
     shape = mesh_shape_of(mesh)

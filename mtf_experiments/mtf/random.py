@@ -1,4 +1,4 @@
-"""Randomness that does not depend on the layout: every element's bits are a function of the key and its *global* position.
+"""Randomness that does not depend on the layout: an element's bits are a function of the key and its *global* position.
 
 Bits, uniforms and normals are those of `jax.random` on the whole tensor (partitionable threefry), bit for bit.
 """
@@ -27,8 +27,8 @@ Window = tuple[int | jax.Array, int]
 class Random:
     """A key and the functions that draw named tensors from it. Equal keys draw equal tensors: `fold` before each use.
 
-    `windows` maps a dimension's name to (start, total): shapes that have it are drawn as the part, from `start` on, of a
-    tensor in which the dimension has size `total`. So a microbatch draws the same noise as its rows of the whole batch.
+    `windows` maps a dimension's name to (start, total): shapes that have it are drawn as the part, from `start` on, of
+    a tensor in which the dimension has size `total`. So a microbatch draws the same noise as its rows of the batch.
     """
 
     key: jax.Array
@@ -41,7 +41,7 @@ class Random:
         )
 
     def window(self, dim: str, start: int | jax.Array, total: int) -> Random:
-        """This source with shapes' dimension `dim` taken as a part of a larger one."""
+        """The same source with shapes' dimension `dim` taken as a part of a larger one."""
         return replace(self, windows={**self.windows, dim: (start, total)})
 
     def bits(self, shape: Iterable[Dimension]) -> NamedTensor:
@@ -50,7 +50,7 @@ class Random:
         high, low = self._positions(shape)
         words = jax.random.key_data(self.key)
         if words.shape != (2,):
-            raise ValueError(f"the key {self.key} is not one threefry2x32 key, from which alone layout-free bits are drawn")
+            raise ValueError(f"the key {self.key} is not one threefry2x32 key, which alone gives layout-free bits")
         a, b = jax.extend.random.threefry2x32_p.bind(words[0], words[1], high, low)
         return NamedTensor(jnp.bitwise_xor(a, b), shape)
 

@@ -104,7 +104,7 @@ def concat(tensors: Sequence[NamedTensor], dim: str) -> NamedTensor:
     target = Shape(total if d.name == dim else d for d in shape)
     axes = placement().axes(shape)
     whole = tuple(None if d.name == dim else a for d, a in zip(shape, axes, strict=True))
-    parts = [collective.relayout(aligned, axes, whole) for aligned in (transpose(x, shape.names).array for x in tensors)]
+    parts = [collective.relayout(transpose(x, shape.names).array, axes, whole) for x in tensors]
     array = jnp.concatenate(parts, axis=shape.axis(dim))
     return NamedTensor(collective.relayout(array, whole, placement().axes(target)), target)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import jax
+import jax.core
 import jax.extend.core
 import jax.numpy as jnp
 
@@ -20,15 +21,15 @@ Scalar: TypeAlias = int | float | bool
 class NamedTensor:
     """One array and its dimensions, whose sizes are those of the whole tensor.
 
-    Inside `spmd` the array is this processor's slice. Raises ShapeError if the array does not have the sizes that shape and
-    layout demand, LayoutError if the layout in force is not legal for the shape.
+    Inside `spmd` the array is this processor's slice. Raises ShapeError if the array does not have the sizes that shape
+    and layout demand, LayoutError if the layout in force is not legal for the shape.
     """
 
     __slots__ = ("_array", "shape", "_casts")
     __array_ufunc__ = None  # numpy arrays and scalars leave mixed arithmetic to this class
 
     def __init__(self, array: Any, shape: Iterable[Dimension]) -> None:
-        self._array: jax.Array = array if isinstance(array, jax.Array | jax.ShapeDtypeStruct) else jnp.asarray(array)
+        self._array: Any = array if isinstance(array, jax.Array | jax.ShapeDtypeStruct) else jnp.asarray(array)
         self.shape = shape if isinstance(shape, Shape) else Shape(shape)
         self._casts: list[tuple[Any, frozenset[str], jax.Array]] = []
         placement().check(self.shape)
@@ -46,15 +47,17 @@ class NamedTensor:
         return self
 
     def tree_flatten(self) -> tuple[tuple[Any], Shape]:
+        """The array, and the dimensions, which are static."""
         return (self._array,), self.shape
 
     @classmethod
     def tree_unflatten(cls, shape: Shape, children: tuple[Any]) -> NamedTensor:
+        """Unchecked: JAX puts other things than arrays into pytrees."""
         return cls.unchecked(children[0], shape)
 
     @property
     def array(self) -> jax.Array:
-        """The array: inside `spmd` this processor's slice. Raises ShapeError where it is a whole tensor from outside."""
+        """The array: inside `spmd` this processor's slice, or ShapeError if it is a whole tensor from outside."""
         if placement().applied:
             local, whole = placement().local_sizes(self.shape), self.shape.sizes
             if local != whole and getattr(self._array, "shape", None) == whole:
@@ -66,6 +69,7 @@ class NamedTensor:
 
     @property
     def dtype(self) -> jnp.dtype:
+        """Type of the elements."""
         return self._array.dtype
 
     def varying(self, axes: Iterable[str]) -> jax.Array:
@@ -86,6 +90,7 @@ class NamedTensor:
         return array
 
     def astype(self, dtype: Any) -> NamedTensor:
+        """The tensor with elements of `dtype`."""
         return self if self.dtype == dtype else NamedTensor(self.array.astype(dtype), self.shape)
 
     def __repr__(self) -> str:
@@ -144,6 +149,7 @@ class NamedTensor:
 
 
 def is_named(x: Any) -> bool:
+    """Whether `x` is a NamedTensor: the `is_leaf` of pytree functions that want whole tensors."""
     return isinstance(x, NamedTensor)
 
 
@@ -176,8 +182,8 @@ def broadcast_shape(operands: Sequence[NamedTensor], output_shape: Iterable[Dime
         if len(x.shape) == len(everything):
             return x.shape
     raise ShapeError(
-        f"shapes {' and '.join(str(x.shape) for x in operands)} do not broadcast: none has all the dimensions of the others; "
-        f"pass output_shape={everything} if that is meant"
+        f"shapes {' and '.join(str(x.shape) for x in operands)} do not broadcast: none has all the dimensions of the "
+        f"others; pass output_shape={everything} if that is meant"
     )
 
 
@@ -199,7 +205,7 @@ def apply(
             arrays.append(jnp.expand_dims(array, missing) if missing else array)
         else:
             if getattr(x, "ndim", 0):
-                raise ShapeError(f"an array of sizes {list(x.shape)} has no dimension names: make it a NamedTensor first")
+                raise ShapeError(f"an array of sizes {list(x.shape)} has no dimension names: make it a NamedTensor")
             arrays.append(x)
     array = function(*arrays)
     return NamedTensor(jnp.broadcast_to(array, placement().local_sizes(shape)), shape)
