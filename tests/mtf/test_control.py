@@ -2,10 +2,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.mtf.helpers import check, close, collectives, dims, integers, run, tensor
 
 from mtf_experiments import mtf
 from mtf_experiments.mtf.collective import COMMUNICATED
+from tests.mtf.helpers import check, close, collectives, dims, integers, run, tensor
 
 LAYERS = mtf.Dimension("layers", 3)
 X, W = tensor("batch:4 d:8", scale=0.5), tensor("d:8 layers:3 f:8", 1, scale=0.5)
@@ -36,7 +36,13 @@ def reference(x, w):
 
 @pytest.mark.parametrize("options", [{}, {"checkpoint": True}, {"unroll": True}])
 def test_a_loop_over_layers_and_its_gradients(options):
-    check(lambda x, w: network(x, w, **options)[0], lambda x, w: reference(x, w)[0], [X, W], CASES[:1], outside=not options)
+    check(
+        lambda x, w: network(x, w, **options)[0],
+        lambda x, w: reference(x, w)[0],
+        [X, W],
+        CASES[:1],
+        outside=not options,
+    )
 
 
 def test_results_are_stacked_along_the_dimension_looped_over():

@@ -1,8 +1,8 @@
 import pytest
-from tests.mtf.helpers import dims
 
 from mtf_experiments import mtf
 from mtf_experiments.mtf.dimension import Shape, union
+from tests.mtf.helpers import dims
 
 
 def test_two_dimensions_of_one_name_are_refused_whatever_their_sizes():

@@ -2,9 +2,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.mtf.helpers import check, close, collectives, dims, integers, run, tensor
 
 from mtf_experiments import mtf
+from tests.mtf.helpers import check, close, collectives, dims, integers, run, tensor
 
 MESH = "rows:2;cols:2"
 TABLE, IDS = tensor("vocab:8 d:4"), integers("batch:4 length:6", 8)
@@ -20,7 +20,12 @@ def test_arange_counts_in_the_whole_dimension():
 
 def test_one_hot():
     vocab = mtf.Dimension("vocab", 8)
-    check(lambda i: mtf.one_hot(i, vocab), lambda i: jax.nn.one_hot(i, 8), [IDS], [(MESH, layout) for layout in LAYOUTS[:1]])
+    check(
+        lambda i: mtf.one_hot(i, vocab),
+        lambda i: jax.nn.one_hot(i, 8),
+        [IDS],
+        [(MESH, layout) for layout in LAYOUTS[:1]],
+    )
     outside = mtf.NamedTensor(jnp.asarray([-1, 8, 3]), dims("n:3"))
     assert mtf.one_hot(outside, vocab).array.sum(1).tolist() == [0, 0, 1]
     assert mtf.one_hot(mtf.NamedTensor(jnp.uint8(200), []), mtf.Dimension("v", 300), jnp.bfloat16).dtype == jnp.bfloat16
@@ -28,7 +33,11 @@ def test_one_hot():
 
 def test_an_embedding_lookup_and_its_gradient():
     check(
-        lambda t, i: mtf.gather(t, i, "vocab"), lambda t, i: t[i], [TABLE, IDS], [(MESH, x) for x in LAYOUTS], outside=True
+        lambda t, i: mtf.gather(t, i, "vocab"),
+        lambda t, i: t[i],
+        [TABLE, IDS],
+        [(MESH, x) for x in LAYOUTS],
+        outside=True,
     )
 
 
@@ -71,7 +80,10 @@ def test_ids_outside_the_vocabulary_give_nan_and_never_another_row(layout):
 def test_ids_of_every_integer_type(dtype):
     table = tensor("vocab:1000 d:2")
     ids = mtf.NamedTensor(np.asarray([0, 200, 255, 7], dtype), dims("batch:4"))
-    for y in (mtf.gather(table, ids, "vocab"), run(lambda t, i: mtf.gather(t, i, "vocab"), MESH, "vocab:rows", table, ids)):
+    for y in (
+        mtf.gather(table, ids, "vocab"),
+        run(lambda t, i: mtf.gather(t, i, "vocab"), MESH, "vocab:rows", table, ids),
+    ):
         np.testing.assert_array_equal(y.array, table.array[np.asarray([0, 200, 255, 7])])
 
 

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.mtf.helpers import dims, mesh_of, tensor
 
 from mtf_experiments import mtf
+from tests.mtf.helpers import dims, mesh_of, tensor
 
 BATCH, IO, HIDDEN = dims("batch:12 io:8 hidden:16")
 
@@ -31,13 +31,17 @@ def refused(mesh, layout, function=two_layers, arguments=ARGUMENTS):
     return messages[0]
 
 
-@pytest.mark.parametrize("text", ["rows:2;cols:4", "rows:2,cols:4", "rows:2.cols:4", "rows:2 cols:4", " rows:2 ;, cols:4;"])
+@pytest.mark.parametrize(
+    "text", ["rows:2;cols:4", "rows:2,cols:4", "rows:2.cols:4", "rows:2 cols:4", " rows:2 ;, cols:4;"]
+)
 def test_every_separator_of_the_grammar_is_read(text):
     assert dict(mtf.MeshShape(text)) == {"rows": 2, "cols": 4}
     assert str(mtf.MeshShape(text)) == "rows:2;cols:4"
 
 
-@pytest.mark.parametrize("text", ["rows", "rows:", ":2", "rows=2", "rows:2:3", "rows:x", "rows:0", "rows:-2", "rows:2.5", "2:2"])
+@pytest.mark.parametrize(
+    "text", ["rows", "rows:", ":2", "rows=2", "rows:2:3", "rows:x", "rows:0", "rows:-2", "rows:2.5", "2:2"]
+)
 def test_a_malformed_mesh_is_refused_with_the_offending_part(text):
     with pytest.raises(mtf.LayoutError, match=re.escape(repr(text))):
         mtf.MeshShape(text)
@@ -111,10 +115,13 @@ def test_a_rule_that_matches_no_dimension_is_refused_with_the_nearest_one_unless
     assert jax.eval_shape(mtf.spmd(two_layers, mesh, "batch:rows;hiden?:cols"), *ARGUMENTS).shape == (BATCH, IO)
 
 
-@pytest.mark.parametrize("mesh, layout, dimension, size, axis, ways", [
-    ("rows:8", "batch:rows", "batch", 12, "rows", 8),
-    ("rows:2;cols:3", "hidden:cols;batch:rows", "hidden", 16, "cols", 3),
-])
+@pytest.mark.parametrize(
+    "mesh, layout, dimension, size, axis, ways",
+    [
+        ("rows:8", "batch:rows", "batch", 12, "rows", 8),
+        ("rows:2;cols:3", "hidden:cols;batch:rows", "hidden", 16, "cols", 3),
+    ],
+)
 def test_a_size_that_does_not_divide_is_refused_naming_tensor_dimension_sizes_and_what_would_be_legal(
     mesh, layout, dimension, size, axis, ways
 ):
@@ -166,7 +173,9 @@ def test_heads_and_feed_forward_may_share_a_mesh_dimension_while_no_tensor_has_b
 def test_mesh_dimensions_of_one_processor_split_nothing_and_forbid_nothing():
     layout = "batch:rows;io:rows;hidden:cols"
     np.testing.assert_allclose(
-        mtf.spmd(two_layers, mesh_of("rows:1;cols:2"), layout)(*ARGUMENTS).array, two_layers(*ARGUMENTS).array, rtol=1e-5
+        mtf.spmd(two_layers, mesh_of("rows:1;cols:2"), layout)(*ARGUMENTS).array,
+        two_layers(*ARGUMENTS).array,
+        rtol=1e-5,
     )
 
 

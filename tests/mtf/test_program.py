@@ -2,9 +2,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.mtf.helpers import close, collectives, dims, mesh_of, run, tensor
 
 from mtf_experiments import mtf
+from tests.mtf.helpers import close, collectives, dims, mesh_of, run, tensor
 
 BATCH, IO, HIDDEN = dims("batch:8 io:4 hidden:8")
 X, WI, WO = tensor([BATCH, IO]), tensor([IO, HIDDEN], 1), tensor([HIDDEN, IO], 2)
@@ -15,13 +15,16 @@ def two_layers(x, wi, wo):
     return mtf.einsum([h, wo], [BATCH, IO])
 
 
-@pytest.mark.parametrize("mesh, layout", [
-    ("all:1", "batch:all"),
-    ("all:8", "batch:all"),
-    ("all:8", "hidden:all"),
-    ("rows:2;cols:4", "batch:rows;hidden:cols"),
-    ("rows:2;cols:2;planes:2", "batch:rows;hidden:cols;io:planes"),
-])
+@pytest.mark.parametrize(
+    "mesh, layout",
+    [
+        ("all:1", "batch:all"),
+        ("all:8", "batch:all"),
+        ("all:8", "hidden:all"),
+        ("rows:2;cols:4", "batch:rows;hidden:cols"),
+        ("rows:2;cols:2;planes:2", "batch:rows;hidden:cols;io:planes"),
+    ],
+)
 def test_the_layout_decides_nothing_but_placement(mesh, layout):
     y = run(two_layers, mesh, layout, X, WI, WO)
     close(y, np.maximum(np.asarray(X.array) @ WI.array, 0) @ WO.array)
@@ -29,13 +32,16 @@ def test_the_layout_decides_nothing_but_placement(mesh, layout):
     assert y.array.sharding.is_equivalent_to(expected, 2)
 
 
-@pytest.mark.parametrize("layout, forward", [
-    ("", {}),
-    ("batch:rows", {}),
-    ("hidden:rows", {"allreduce": 1}),
-    ("batch:rows;hidden:cols", {"allreduce": 1}),
-    ("batch:rows;hidden:cols;io:planes", {"allreduce": 2}),
-])
+@pytest.mark.parametrize(
+    "layout, forward",
+    [
+        ("", {}),
+        ("batch:rows", {}),
+        ("hidden:rows", {"allreduce": 1}),
+        ("batch:rows;hidden:cols", {"allreduce": 1}),
+        ("batch:rows;hidden:cols;io:planes", {"allreduce": 2}),
+    ],
+)
 def test_what_the_two_layers_communicate(layout, forward):
     mesh = "rows:2;cols:2;planes:2"
     assert collectives(two_layers, mesh, layout, X, WI, WO) == forward

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.mtf.helpers import close, dims, mesh_of, run, tensor
 
 from mtf_experiments import mtf
 from mtf_experiments.mtf.random import _multiply_add
+from tests.mtf.helpers import close, dims, mesh_of, run, tensor
 
 KEY = jax.random.key(20)
 LAYOUTS = [("rows:8", "a:rows"), ("rows:2;cols:4", "b:rows;a:cols"), ("rows:2;cols:2", "a:rows;b:cols")]
@@ -61,7 +61,6 @@ def test_an_optimising_compiler_leaves_the_last_bit_the_same_under_every_layout(
     (x, y), (x_alone, y_alone) = run(program, "rows:2", "a:rows"), jax.jit(program)()
     np.testing.assert_array_equal(x.array, x_alone.array)
     np.testing.assert_array_equal(y.array, y_alone.array)
-    np.testing.assert_array_equal(y.array, drawn_by_jax()["scaled normal"])
 
 
 def test_the_positions_of_jax_are_row_major_over_the_whole_tensor():
@@ -95,7 +94,7 @@ def test_a_window_far_into_a_tensor_of_more_than_2_to_the_32_elements():
     np.testing.assert_array_equal(bits.array.reshape(-1), a ^ b)
 
 
-@pytest.mark.parametrize("name", ["first", "last"])
+@pytest.mark.parametrize("name", ["first", "middle"])
 def test_a_window_draws_the_rows_of_the_whole(name):
     axis = ["first", "middle", "last"].index(name)
     sizes = [6, 8, 10]

@@ -2,16 +2,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.mtf.helpers import close, collectives, dims, mesh_of, run, tensor
 
 from mtf_experiments import mtf
+from tests.mtf.helpers import close, collectives, dims, mesh_of, run, tensor
 
 X, W = tensor("batch:4 d:8"), tensor("d:8 f:4", 1)
 OUT = dims("batch:4 f:4")
 
 
 def test_an_array_of_other_sizes_is_refused():
-    with pytest.raises(mtf.ShapeError, match=r"sizes \[4, 7\] is no tensor of shape \[batch=4, d=8\], which needs \[4, 8\]"):
+    with pytest.raises(
+        mtf.ShapeError, match=r"sizes \[4, 7\] is no tensor of shape \[batch=4, d=8\], which needs \[4, 8\]"
+    ):
         mtf.NamedTensor(np.zeros((4, 7)), X.shape)
 
     def program(x):
@@ -40,7 +42,9 @@ def test_a_tensor_from_outside_that_nothing_splits_may_be_used_inside():
     for _ in range(2):  # the second program must not find what the first kept
         y = run(lambda x: mtf.einsum([x, W], OUT), "rows:2", "batch:rows", X)
         close(y, X.array @ W.array)
-        slope = run(lambda x: jax.grad(lambda x: mtf.reduce_sum(mtf.einsum([x, W], OUT)).array)(x), "rows:2", "batch:rows", X)
+        slope = run(
+            lambda x: jax.grad(lambda x: mtf.reduce_sum(mtf.einsum([x, W], OUT)).array)(x), "rows:2", "batch:rows", X
+        )
         close(slope, np.tile(np.asarray(W.array).sum(1), (4, 1)))
 
 
