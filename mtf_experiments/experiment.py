@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util  # noqa: F401  (gin uses it without importing it)
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -90,9 +91,33 @@ class Experiment:
     evaluation: Evaluation = field(default_factory=Evaluation)
 
     def __post_init__(self) -> None:
-        for name, least in (("batch_size", 1), ("train_steps", 1), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise UserError(f"Experiment.{name} is {getattr(self, name)}; want at least {least}{_at(name)}")
+        for part, names, least in (
+            (self, ("batch_size", "train_steps"), 1),
+            (self, ("seed",), 0),
+            (self.model, ("vocab_size", "d_model", "d_ff", "num_heads", "d_kv", "num_layers", "row_length"), 1),
+            (self.training, ("microbatches", "keep_checkpoints"), 1),
+            (self.training, ("log_every", "eval_every", "checkpoint_every", "keep_every"), 0),
+            (self.training, ("peak_flops", "stall_seconds", "label_smoothing"), 0),
+            (self.model, ("attention_dropout", "relu_dropout", "residual_dropout"), 0),
+            (self.evaluation, ("batch_size",), 0),
+        ):
+            for name in names:
+                value, most = getattr(part, name), 1 if name.endswith(("_dropout", "_smoothing")) else math.inf
+                if not least <= value < most:
+                    wanted = f"at least {least}" if most == math.inf else f"at least {least} and less than {most}"
+                    full = f"{type(part).__name__}.{name}"
+                    raise UserError(f"{full} is {value}; want {wanted}{_at(name, full)}")
+        for name in ("logit_scales", "during_training"):
+            scales = getattr(self.evaluation, name)
+            if not scales or not all(0 < scale < math.inf for scale in scales):
+                full = f"Evaluation.{name}"
+                raise UserError(f"{full} is {scales}; want one or more positive numbers, e.g. (0.9, 1.0){_at(full)}")
+        if self.task.vocabulary.size > self.model.vocab_size:
+            raise UserError(
+                f"the vocabulary may have {self.task.vocabulary.size:,} ids{_at('Vocabulary.size')}, but the model has only "
+                f"{self.model.vocab_size:,}{_at('vocab_size', 'LanguageModelConfig.vocab_size')}; raise the one or lower the "
+                "other"
+            )
         parts = self.training.microbatches
         if parts < 1 or self.batch_size % parts:
             raise UserError(
@@ -117,8 +142,8 @@ class Experiment:
             self.seed,
             self.training.label_smoothing,
         )
+        layout = self._layout()
         try:
-            layout = mtf.Layout(self.layout)
             programs = Programs(self.model, mesh, layout, self.optimizer, self.schedule, settings)
             programs.check_eval(self.eval_batch_size)
             return programs
@@ -129,8 +154,9 @@ class Experiment:
         """Rows of the start-up block: what runs, and over what it is laid out."""
         mesh_shape, model, parts = mtf.mesh_shape_of(mesh), self.model, self.training.microbatches
         return {
-            "mesh": f"{' x '.join(map(str, mesh_shape.values()))} ({mesh_shape}), {mesh_shape.processors} devices",
-            "layout": str(mtf.Layout(self.layout)),
+            "mesh": f"{' x '.join(map(str, mesh_shape.values()))} ({mesh_shape}), {mesh_shape.processors} "
+            f"device{'' if mesh_shape.processors == 1 else 's'}",
+            "layout": repr(self._layout()),
             "model": f"{model.num_layers} layers, d_model {model.d_model}, d_ff {model.d_ff}, {model.num_heads} heads of "
             f"{model.d_kv}, vocabulary {model.vocab_size} padded to {model.padded_vocab_size}, {model.activations}",
             "batch": f"{self.batch_size} rows of {self.task.row_length} tokens"
@@ -140,18 +166,31 @@ class Experiment:
 
     def dry_mesh(self, devices: int | None) -> mtf.MeshShape:
         """The mesh of a dry run: as written, an open size (-1) filled to `devices` (default 1)."""
-        mesh = mtf.MeshShape(self.mesh_shape)
+        mesh = self._mesh_shape()
         return self.mesh(devices or 1) if devices or -1 in mesh.values() else mesh
 
     def mesh(self, devices: int) -> mtf.MeshShape:
         """The mesh on so many devices. Raises UserError saying where an impossible mesh was set."""
+        mesh = self._mesh_shape()
         try:
-            return mtf.MeshShape(self.mesh_shape).resolve(devices)
+            return mesh.resolve(devices)
         except mtf.LayoutError as error:
             raise UserError(
                 f"{error}{_at('mesh_shape')}\nUse as many devices, name another mesh (--gin_param=\"mesh_shape='rows:"
                 f"{devices}'\"), or look at the run without its devices: --dry_run"
             ) from error
+
+    def _mesh_shape(self) -> mtf.MeshShape:
+        try:
+            return mtf.MeshShape(self.mesh_shape)
+        except mtf.LayoutError as error:
+            raise UserError(f"{error}{_at('mesh_shape')}; e.g. 'rows:4;cols:2'") from error
+
+    def _layout(self) -> mtf.Layout:
+        try:
+            return mtf.Layout(self.layout)
+        except mtf.LayoutError as error:
+            raise UserError(f"{error}{_at('layout')}; e.g. 'batch:rows;d_ff:cols'") from error
 
 
 def load(gin_files: Sequence[str], gin_params: Sequence[str]) -> Experiment:
@@ -166,7 +205,10 @@ def load(gin_files: Sequence[str], gin_params: Sequence[str]) -> Experiment:
     return experiment
 
 
-def _at(name: str) -> str:
-    """` (FILE:LINE)` where the macro or parameter `name` of the experiment was set, if it was."""
-    where = config.locate(name) or config.locate(f"Experiment.{name}")
+def _at(*names: str) -> str:
+    """` (set at FILE:LINE)` for the first of the macros or parameters `names` (also of the experiment) that was set."""
+    places = (config.locate(name) or config.locate(f"Experiment.{name}") for name in names)
+    where = next((place for place in places if place), None)
+    if where == config.PARAM:
+        return f" (set by {where})"
     return f" (set at {where})" if where else ""

@@ -23,7 +23,6 @@ def main(argv: list[str]) -> None:
     from mtf_experiments import config, experiment, mtf
     from mtf_experiments.reporting import console
     from mtf_experiments.reporting.run_directory import RunDirectory, describe_environment, write_atomically
-    from mtf_experiments.training.loop import Trainer
     from mtf_experiments.training.startup import forecast
 
     exp = experiment.load(args.gin_file, args.gin_param)
@@ -40,6 +39,9 @@ def main(argv: list[str]) -> None:
     programs = exp.programs(mesh)
     sizes = forecast(programs)
     print(console.block("run", exp.rows(mesh) | sizes.rows()), flush=True)
+
+    # Imported when all that can be refused quickly has been: it brings Orbax and TensorBoard along.
+    from mtf_experiments.training.loop import Trainer
 
     task = exp.task.prepare()
     print(console.block("data", {exp.task.name: "\n".join(task.summary())}), flush=True)

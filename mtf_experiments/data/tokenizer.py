@@ -87,7 +87,10 @@ class Vocabulary:
                 minloglevel=2,
             )
         except (RuntimeError, OSError) as error:
-            raise UserError(f"cannot make a {self.kind} vocabulary of {self.size} ids: {error}") from error
+            reason = str(error).split("] ")[-1]  # what stands before it is a place in SentencePiece's source
+            raise UserError(
+                f"cannot make a {self.kind} vocabulary of {self.size} ids: {reason} (Vocabulary.size)"
+            ) from error
         return Tokenizer(model.getvalue())
 
 

@@ -117,7 +117,7 @@ class Throughput:
         return values
 
     def _rate(self, amount: float) -> float:
-        return amount / self.seconds if self.seconds > 0 else math.nan
+        return amount / self.seconds if self.steps and self.seconds > 0 else math.nan
 
 
 class ThroughputMeter:
@@ -159,7 +159,7 @@ class ThroughputMeter:
     def read(self) -> Throughput:
         """The rates since the last `read` (or the start); begins a new window."""
         seconds = self._clock() - self._window - self._paused
-        flops = self._flops * self._steps / seconds if self._flops and seconds > 0 else None
+        flops = self._flops * self._steps / seconds if self._flops and self._steps and seconds > 0 else None
         share = flops / (self._peak * self._devices) if flops and self._peak else None
         result = Throughput(self._steps, seconds, self._tokens, self._positions, self._devices, flops, share)
         self._restart()
@@ -181,14 +181,15 @@ def progress_line(step: int, total: int, metrics: Mapping[str, float], throughpu
     The time to go is the remaining steps at the present rate; pauses to come are not in it.
     """
     parts = [f"step {step}/{total}", *(f"{key} {value:.4g}" for key, value in metrics.items())]
-    parts += [f"{count(throughput.tokens_per_second)} tokens/s"]
+    if math.isfinite(throughput.tokens_per_second):
+        parts += [f"{count(throughput.tokens_per_second)} tokens/s"]
     if throughput.padding >= 0.0005:
         parts += [f"{count(throughput.positions_per_second)} positions/s ({throughput.padding:.1%} padding)"]
     if throughput.flops_per_second is not None:
         share = "" if throughput.peak_share is None else f" ({throughput.peak_share:.1%} of peak)"
         parts += [f"{rate(throughput.flops_per_second, 'FLOP/s')}{share}"]
     speed = throughput.steps_per_second
-    left = (total - step) / speed if speed > 0 else math.inf
+    left = 0.0 if step >= total else (total - step) / speed if speed > 0 else math.inf
     return "  ".join([*parts, f"elapsed {duration(elapsed)}", f"ETA {duration(left)}"])
 
 

@@ -79,7 +79,7 @@ class RunDirectory:
                 probe.touch()
                 probe.unlink()
             except OSError as error:
-                raise UserError(f"model_dir {run.path} cannot be written: {error}") from error
+                raise UserError(f"model_dir {run.path} cannot be written: {error.strerror or error}") from error
         return run
 
     @classmethod

@@ -195,12 +195,18 @@ class Checkpoints:
     def choose(self, which: str) -> list[int]:
         """The steps that `which` means: "latest", "best", "all", or a step. Raises UserError where there is none such."""
         steps = self.steps()
-        found = {"latest": steps[-1:], "all": steps, "best": [b for b in [self.best() if which == "best" else None] if b]}
+        found = {
+            "latest": steps[-1:],
+            "all": steps,
+            "best": [b for b in [self.best() if which == "best" else None] if b],
+        }
         if which not in found and which.isdecimal() and int(which) in steps:
             return [int(which)]
         if not found.get(which):
             there = ", ".join(map(str, steps)) or "none"
-            raise UserError(f"checkpoint {which!r} of {self.directory}: there are {there}; want latest, best, all or a step")
+            raise UserError(
+                f"checkpoint {which!r} of {self.directory}: there are {there}; want latest, best, all or a step"
+            )
         return found[which]
 
     def meta(self, step: int) -> dict[str, Any]:
@@ -352,7 +358,10 @@ def _missing(path: Path) -> list[str]:
 
 
 def _damaged(path: Path, error: Exception) -> UserError:
-    return UserError(f"checkpoint {path} cannot be read, it may be damaged: {_cause(error)}")
+    return UserError(
+        f"checkpoint {path} cannot be read, it may be damaged: {_cause(error)}\n"
+        "Move that directory away to go on from the checkpoint before it, or from the beginning if there is none"
+    )
 
 
 def _cause(error: BaseException) -> str:

@@ -145,10 +145,11 @@ class Trainer:
         if not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])):
             self.checkpoints.wait()
             broken = next((name for name, ok in finite(state.params).items() if not ok), "none")
+            newest = self.checkpoints.latest()
+            kept = f"the checkpoint of step {newest} is untouched" if newest else "no checkpoint was written yet"
             raise NonFiniteError(
                 f"step {step} (batch {step - 1} of data seed {self.experiment.seed}): loss {values['loss']}, gradient norm "
-                f"{values['grad_norm']}; first parameter that is not finite: {broken}; newest checkpoint: step "
-                f"{self.checkpoints.latest() or 'none'}, untouched"
+                f"{values['grad_norm']}; first parameter that is not finite: {broken}; {kept}"
             )
         if step != self._first:  # that one's time went into compiling
             self._meter.step(int(values["tokens"]), self.programs.train_shape.elements)

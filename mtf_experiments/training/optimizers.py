@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib.util  # noqa: F401  (gin uses it without importing it)
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import gin
 import jax
@@ -29,6 +29,7 @@ Params = Mapping[str, NamedTensor]
 NOT_DECAYED = ("scale", "scales", "bias", "biases", "position", "positions", "embedding", "embeddings")
 
 
+@runtime_checkable
 class Optimizer(Protocol):
     """What the trainer needs of an optimizer's configuration."""
 

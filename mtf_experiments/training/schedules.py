@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util  # noqa: F401  (gin uses it without importing it)
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import gin
 import jax
@@ -18,6 +18,7 @@ import optax
 from mtf_experiments.errors import UserError
 
 
+@runtime_checkable
 class Schedule(Protocol):
     """Learning rate as a function of the step."""
 
