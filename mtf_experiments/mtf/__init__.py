@@ -54,7 +54,6 @@ from mtf_experiments.mtf.elementwise import (
 from mtf_experiments.mtf.indexing import arange, cumsum, gather, index, one_hot, shift, slice_dimension
 from mtf_experiments.mtf.layout import Layout, LayoutError, MeshShape
 from mtf_experiments.mtf.ledger import Collective, Ledger, ledger, trace_ledger
-from mtf_experiments.mtf.loss import softmax_cross_entropy
 from mtf_experiments.mtf.placement import placement
 from mtf_experiments.mtf.program import (
     abstract_mesh,
@@ -68,7 +67,6 @@ from mtf_experiments.mtf.program import (
 )
 from mtf_experiments.mtf.random import Random, dropout
 from mtf_experiments.mtf.reduction import (
-    log_softmax,
     reduce_all,
     reduce_any,
     reduce_logsumexp,
@@ -76,7 +74,7 @@ from mtf_experiments.mtf.reduction import (
     reduce_mean,
     reduce_min,
     reduce_sum,
-    softmax,
 )
 from mtf_experiments.mtf.reshape import concat, rename, reshape, stack, transpose, unstack
+from mtf_experiments.mtf.softmax import log_softmax, softmax, softmax_cross_entropy
 from mtf_experiments.mtf.tensor import NamedTensor, canonical, is_named

@@ -108,20 +108,9 @@ def _reduce_extreme(x: NamedTensor, dims: Dims, largest: bool) -> NamedTensor:
 
 
 def reduce_logsumexp(x: NamedTensor, dims: Dims = None) -> NamedTensor:
-    """log(sum(exp(x))) over `dims`, computed from the distance to the maximum so that it neither over- nor underflows."""
+    """log(sum(exp(x))) over `dims`, of the distance to the maximum, so that it neither over- nor underflows."""
     maximum = stop_gradient(reduce_max(stop_gradient(x), dims))
     return log(reduce_sum(exp(_minus(x, maximum)), dims)) + maximum
-
-
-def softmax(x: NamedTensor, dim: Dimension | str) -> NamedTensor:
-    """exp(x) / sum(exp(x)) over `dim`; where it is split, maxima and sums are exchanged, never the dimension itself."""
-    unnormalised = exp(_minus(x, stop_gradient(reduce_max(stop_gradient(x), dim))))
-    return unnormalised / reduce_sum(unnormalised, dim)
-
-
-def log_softmax(x: NamedTensor, dim: Dimension | str) -> NamedTensor:
-    """x - logsumexp(x) over `dim`."""
-    return x - reduce_logsumexp(x, dim)
 
 
 def _minus(x: NamedTensor, maximum: NamedTensor) -> NamedTensor:

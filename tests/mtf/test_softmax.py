@@ -2,9 +2,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.mtf.helpers import check, collectives, dims, integers, run, tensor
 
 from mtf_experiments import mtf
+from tests.mtf.helpers import check, collectives, dims, integers, run, tensor
 
 LOGITS, LABELS = tensor("batch:4 length:3 vocab:8", scale=3.0), integers("batch:4 length:3", 8)
 CASES = [("rows:2;cols:4", "batch:rows;vocab:cols"), ("rows:2", "batch:rows")]
@@ -112,3 +112,14 @@ def test_labels_outside_the_vocabulary_give_nan_not_a_plausible_loss(mesh, layou
 def test_labels_that_are_not_integers_are_refused():
     with pytest.raises(mtf.ShapeError, match="needs integer labels, got float32"):
         mtf.softmax_cross_entropy(LOGITS, tensor("batch:4 length:3"), "vocab")
+
+
+def test_logits_that_a_broadcast_repeats_over_the_split_batch():
+    """A unigram model: one logit per word, whose gradient gathers those of all examples."""
+    bias, labels = tensor("vocab:8"), integers("batch:4", 8)
+    check(
+        lambda b, y: mtf.softmax_cross_entropy(mtf.broadcast(b, [*y.shape, *b.shape]), y, "vocab"),
+        lambda b, y: nll(jnp.broadcast_to(b, (4, 8)), y),
+        [bias, labels],
+        [(CASES[0][0], CASES[0][1]), ("rows:2", "batch:rows")],
+    )
