@@ -23,10 +23,7 @@ LAYOUTS = {
     "data on 2": ("rows:2", "batch:rows"),
     "data on 8": ("rows:8", "batch:rows"),
     "model on 4": ("cols:4", MODEL),
-    "model on 8": ("cols:8", MODEL),
-    "data x model on 2 x 2": ("rows:2;cols:2", BOTH),
     "data x model on 2 x 4": ("rows:2;cols:4", BOTH),
-    "data x model on 4 x 2": ("rows:4;cols:2", BOTH),
     "data x model on 8 x 1": ("rows:8;cols:1", BOTH),
     "d_model over planes": ("rows:2;cols:2;planes:2", f"{BOTH};d_model:planes"),
     "length over planes": ("rows:2;cols:2;planes:2", f"{BOTH};length:planes"),
@@ -41,7 +38,21 @@ def results(mesh, layout):
     """Everything about one layout, computed once."""
     made = tiny.programs(mesh, layout)
     state = made.initialise()
-    return tiny.step(made, ROWS, state) | {"nll": tiny.nll(made, state.params, ROWS, SCALES)}
+    step = tiny.step(made, ROWS, state)
+    drifted = [
+        parameter
+        for parameter, tensor in step["after"].items()
+        if any(not np.array_equal(*pair) for pair in _replicas(tensor.array))
+    ]
+    return tiny.numpy(step) | {"nll": tiny.nll(made, state.params, ROWS, SCALES), "parameters whose replicas differ": drifted}
+
+
+def _replicas(array):
+    """Pairs of copies of one slice on different processors."""
+    first = {}
+    for shard in array.addressable_shards:
+        data = np.asarray(shard.data)
+        yield first.setdefault(str(shard.index), data), data
 
 
 @pytest.fixture(scope="module")
@@ -73,21 +84,8 @@ def test_a_layout_changes_nothing_but_the_placement(name, alone):
     tiny.trees_close(split["gradients"], alone["gradients"], TOLERANCE, "gradient of")
     tiny.trees_close(split["after"], alone["after"], TOLERANCE, "after one update,")
     tiny.close(split["nll"], alone["nll"], TOLERANCE, "evaluation")
-
-
-def test_replicas_of_a_parameter_stay_equal_to_the_last_bit():
-    # Each processor adds up its own copy: one that missed an allreduce would drift away from the others unseen.
-    made = tiny.programs("rows:4;cols:2", BOTH)
-    state, _ = made.compiled_update()(made.initialise(), tiny.feed(made, ROWS))
-    copies = 0
-    for name, parameter in state.params.items():
-        seen = {}
-        for shard in parameter.array.addressable_shards:
-            first = seen.setdefault(str(shard.index), np.asarray(shard.data))
-            np.testing.assert_array_equal(np.asarray(shard.data), first, err_msg=name)
-            copies += first is not shard.data
-        assert len(seen) in (1, 2)
-    assert copies >= 8 * len(state.params)
+    # Each processor updates its own copy: one that missed an allreduce would drift away from the others unseen.
+    assert split["parameters whose replicas differ"] == []
 
 
 @functools.cache
@@ -110,14 +108,3 @@ def test_dropout_is_neither_repeated_on_processors_nor_different_between_replica
     tiny.close(split, whole, TOLERANCE)
     totals = np.sort(split.sum(axis=1))
     assert np.diff(totals).min() > 1e-3, "two equal rows were given the same noise"
-
-
-def test_initial_parameters_are_bit_identical_in_optimised_programs_too():
-    jax.config.update("jax_disable_most_optimizations", False)
-    try:
-        made = [tiny.programs("all:1", ""), tiny.programs(*LAYOUTS["d_model over planes"])]
-        alone, split = (tiny.numpy(m.initialise().params) for m in made)
-    finally:
-        jax.config.update("jax_disable_most_optimizations", True)
-    for name, values in alone.items():
-        np.testing.assert_array_equal(split[name], values, err_msg=name)

@@ -106,7 +106,7 @@ def numpy(tree: Any) -> Any:
 
 
 def step(made: Programs, rows: dict[str, np.ndarray], state: TrainState | None = None) -> dict[str, Any]:
-    """What one update does, on the host: "params" before and "after" it, "gradients", "metrics"; in one compilation."""
+    """What one update does: "params" before and "after" it, "gradients", "metrics"; in one compilation."""
     state = state or made.initialise()
     program = made.gradient_program
 
@@ -124,7 +124,7 @@ def step(made: Programs, rows: dict[str, np.ndarray], state: TrainState | None =
             made.gradient_program = program
         return {"after": after.params, "gradients": seen[0][0], "metrics": metrics}
 
-    return numpy({"params": state.params, **jax.jit(update)(state, feed(made, rows))})
+    return {"params": state.params, **jax.jit(update)(state, feed(made, rows))}
 
 
 def nll(made: Programs, params: Any, rows: dict[str, np.ndarray], scales: tuple[float, ...] = (1.0,)) -> np.ndarray:
