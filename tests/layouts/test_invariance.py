@@ -44,7 +44,10 @@ def results(mesh, layout):
         for parameter, tensor in step["after"].items()
         if any(not np.array_equal(*pair) for pair in _replicas(tensor.array))
     ]
-    return tiny.numpy(step) | {"nll": tiny.nll(made, state.params, ROWS, SCALES), "parameters whose replicas differ": drifted}
+    return tiny.numpy(step) | {
+        "nll": tiny.nll(made, state.params, ROWS, SCALES),
+        "parameters whose replicas differ": drifted,
+    }
 
 
 def _replicas(array):

@@ -29,9 +29,7 @@ def same(actual, expected):
     tiny.trees_close(actual["after"], expected["after"], TOLERANCE, "after one update,")
 
 
-@pytest.mark.parametrize(
-    ("mesh", "layout", "microbatches"), [(*ALONE, 4), (*ALONE, 8), ("rows:2;cols:2", BOTH, 2)]
-)
+@pytest.mark.parametrize(("mesh", "layout", "microbatches"), [(*ALONE, 4), (*ALONE, 8), ("rows:2;cols:2", BOTH, 2)])
 def test_microbatches_of_unequal_numbers_of_tokens_weigh_by_tokens(mesh, layout, microbatches):
     # The last two of eight rows are padding: of four microbatches and of eight, whole ones are. Rows hold 1 to 16 tokens.
     tokens = (ROWS["targets"] != 0).reshape(microbatches, -1).sum(axis=1)

@@ -102,7 +102,9 @@ def feed(made: Programs, rows: dict[str, np.ndarray], shape: mtf.Shape | None = 
 
 def numpy(tree: Any) -> Any:
     """A pytree on the host, NamedTensors as plain arrays."""
-    return jax.tree.map(np.asarray, jax.tree.map(lambda x: x.array if mtf.is_named(x) else x, tree, is_leaf=mtf.is_named))
+    return jax.tree.map(
+        np.asarray, jax.tree.map(lambda x: x.array if mtf.is_named(x) else x, tree, is_leaf=mtf.is_named)
+    )
 
 
 def step(made: Programs, rows: dict[str, np.ndarray], state: TrainState | None = None) -> dict[str, Any]:
