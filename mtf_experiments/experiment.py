@@ -17,9 +17,11 @@ from mtf_experiments.data.tasks import LanguageModelTask
 from mtf_experiments.data.tfds_source import TfdsSource  # noqa: E402
 from mtf_experiments.data.tokenizer import Vocabulary
 from mtf_experiments.errors import UserError
+from mtf_experiments.evaluation.settings import Evaluation
 from mtf_experiments.models.language_model import LanguageModelConfig
 from mtf_experiments.training.optimizers import Adafactor, AdamW, Optimizer
 from mtf_experiments.training.schedules import Constant, InverseSquareRootToZero, Schedule, WarmupCosine
+from mtf_experiments.training.settings import Training
 from mtf_experiments.training.step import Programs, StepSettings
 
 if TYPE_CHECKING:
@@ -30,42 +32,6 @@ CONFIGURABLE = (
     *(Adafactor, AdamW, Constant, InverseSquareRootToZero, WarmupCosine),
 )
 """What Gin files may refer to; importing it here registers it."""
-
-
-@gin.configurable
-@dataclass(frozen=True)
-class Training:
-    """How a run goes: `microbatches` parts of each batch one after another, and what happens every so many steps.
-
-    0 for a period means never (checkpoints: only at the end). `keep_checkpoints` newest ones are kept, besides the best by
-    development perplexity and every `keep_every`-th step. `peak_flops` is one device's peak FLOP/s, to print the share of it
-    that is used; `stall_seconds` without a finished step end the run with a stack dump (0: wait for ever).
-    """
-
-    microbatches: int = 1
-    label_smoothing: float = 0.0
-    log_every: int = 100
-    eval_every: int = 1000
-    checkpoint_every: int = 1000
-    keep_checkpoints: int = 2
-    keep_every: int = 0
-    peak_flops: float = 0.0
-    stall_seconds: float = 0.0
-
-
-@gin.configurable
-@dataclass(frozen=True)
-class Evaluation:
-    """How a model is evaluated: `batch_size` rows at once (0: as in training), for every factor of `logit_scales`.
-
-    `during_training` lists the scales of evaluations within a run. `label` claims the name of a published measure for the development set; it is refused unless
-    sentences and words are that measure's.
-    """
-
-    batch_size: int = 0
-    logit_scales: Sequence[float] = (1.0,)
-    during_training: Sequence[float] = (1.0,)
-    label: str = ""
 
 
 @gin.configurable
@@ -131,7 +97,13 @@ class Experiment:
 
     @property
     def eval_batch_size(self) -> int:
+        """Rows of an evaluation batch."""
         return self.evaluation.batch_size or self.batch_size
+
+    @property
+    def flops_per_step(self) -> float:
+        """Model FLOPs of a training step over all devices."""
+        return self.model.flops_per_row(self.task.row_length) * self.batch_size
 
     def programs(self, mesh: Mesh | AbstractMesh) -> Programs:
         """Shapes, placements and compiled functions on `mesh`. Raises UserError saying where an illegal layout was set."""
@@ -175,9 +147,11 @@ class Experiment:
         try:
             return mesh.resolve(devices)
         except mtf.LayoutError as error:
+            first, *others = mesh
+            possible = ";".join([f"{first}:{devices}", *(f"{name}:1" for name in others)])
             raise UserError(
-                f"{error}{_at('mesh_shape')}\nUse as many devices, name another mesh (--gin_param=\"mesh_shape='rows:"
-                f"{devices}'\"), or look at the run without its devices: --dry_run"
+                f"{error}{_at('mesh_shape')}\nUse as many devices, name another mesh (--gin_param=\"mesh_shape='{possible}'"
+                '"), or look at the run without its devices: --dry_run'
             ) from error
 
     def _mesh_shape(self) -> mtf.MeshShape:

@@ -48,7 +48,7 @@ def main(argv: list[str]) -> None:
     environment = describe_environment(
         exp.seed, exp.mesh_shape, exp.layout, task.fingerprints(), counts=task.all_counts()
     )
-    trainer = Trainer(exp, programs, task, run)
+    trainer = Trainer(programs, task, run, exp.train_steps, exp.training, exp.evaluation, exp.flops_per_step)
     run.record(config.resolved(), environment)
     if run.writer:
         run.tokenizer.write_bytes(task.tokenizer.model)

@@ -186,7 +186,11 @@ def main() -> None:
         "JAX_PLATFORMS": "cpu",
     }
     child = subprocess.run(
-        [sys.executable, __file__, *sys.argv[1:], "--virtual"], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, __file__, *sys.argv[1:], "--virtual"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     virtual, eight, one = json.loads(child.stdout.strip().rsplit("\n", 1)[-1])
     result = {
@@ -203,7 +207,7 @@ def main() -> None:
         "one_device_seconds": one,
     }
     print(f"ours / by hand            {against:.3f}   ({mine * 1e3:.1f} ms / {plain * 1e3:.1f} ms a step)")
-    print(f"share of matmul rate      {flops / mine / rate:.1%}   (of {rate / 1e9:.0f} GFLOP/s, {flops / 1e9:.1f} GFLOP a step)")
+    print(f"share of matmul rate      {flops / mine / rate:.1%}   (of {rate / 1e9:.0f} GFLOP/s)")
     print(f"8 virtual devices / 1     {virtual:.3f}   ({eight * 1e3:.1f} ms / {one * 1e3:.1f} ms a step)")
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:

@@ -37,8 +37,7 @@ class PerplexityEvaluator:
         self, params: Parameters, split: str, label: str = "", between: Callable[[], None] = lambda: None
     ) -> PerplexityResult:
         """Perplexity of `params` on `split`. `between` is called before each batch (to notice a stop, to show progress)."""
-        vocab_size = self._programs.params["embedding/tokens"].shape.find("vocab").size
-        rows = self._task.eval_rows(split, self._batch_size, vocab_size)
+        rows = self._task.eval_rows(split, self._batch_size, self._programs.vocab_size)
         sums = PerplexityAccumulator(self._scales)
         for number in range(len(rows)):
             between()

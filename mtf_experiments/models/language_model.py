@@ -44,11 +44,13 @@ class LanguageModelConfig:
 
     @property
     def padded_vocab_size(self) -> int:
+        """Size of the dimension `vocab`."""
         return -(-self.vocab_size // 128) * 128
 
     def flops_per_row(self, length: int) -> float:
         """Model FLOPs of training on a row of `length` tokens: 2 for each weight of a matrix product and token forward, 4
-        backward, and attention's own products over all positions."""
+        backward, and attention's own products over all positions.
+        """
         widths = 4 * self.num_heads * self.d_kv + 2 * self.d_ff
         weights = self.num_layers * self.d_model * widths + self.padded_vocab_size * self.d_model
         attention = self.num_layers * 2 * self.num_heads * self.d_kv * length

@@ -70,7 +70,7 @@ def _softmax(x: jax.Array, axis: int, mesh_axes: Axes) -> jax.Array:
 
 
 def _softmax_forward(x: jax.Array, axis: int, mesh_axes: Axes) -> tuple[jax.Array, jax.Array]:
-    y = _softmax(x, axis, mesh_axes)
+    y: jax.Array = _softmax(x, axis, mesh_axes)  # pyright: ignore[reportAssignmentType]
     return y, y
 
 

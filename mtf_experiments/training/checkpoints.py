@@ -25,7 +25,7 @@ from orbax.checkpoint import checkpoint_managers as policies
 from mtf_experiments.errors import UserError
 from mtf_experiments.mtf import NamedTensor
 
-logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax narrates every save
+logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax narrates every save, and all that it raises besides
 _log = logging.getLogger(__name__)
 
 FORMAT = 1

@@ -19,12 +19,13 @@ from mtf_experiments.data.tasks import PreparedTask
 from mtf_experiments.errors import NonFiniteError
 from mtf_experiments.evaluation.evaluator import PerplexityEvaluator, record
 from mtf_experiments.evaluation.perplexity import PerplexityResult
-from mtf_experiments.experiment import Experiment
+from mtf_experiments.evaluation.settings import Evaluation
 from mtf_experiments.reporting.console import ProgressDisplay, ThroughputMeter, duration, progress_line
 from mtf_experiments.reporting.metrics import MetricsWriter
 from mtf_experiments.reporting.run_directory import RunDirectory
 from mtf_experiments.training.checkpoints import Checkpoints
 from mtf_experiments.training.feed import device_batch
+from mtf_experiments.training.settings import Training
 from mtf_experiments.training.step import Programs, TrainState
 
 BEST_BY = "validation/nll_per_token"
@@ -35,22 +36,35 @@ class Stopped(Exception):
 
 
 class Trainer:
-    """One run of an experiment in a run directory. A run that was interrupted goes on from its newest checkpoint."""
+    """One run in a run directory: `train_steps` updates in all. An interrupted run goes on from its newest checkpoint.
 
-    def __init__(self, experiment: Experiment, programs: Programs, task: PreparedTask, run: RunDirectory) -> None:
-        self.experiment, self.programs, self.task, self.run = experiment, programs, task, run
-        settings = experiment.training
+    `flops_per_step` are the model's, over all devices.
+    """
+
+    def __init__(
+        self,
+        programs: Programs,
+        task: PreparedTask,
+        run: RunDirectory,
+        train_steps: int,
+        training: Training,
+        evaluation: Evaluation,
+        flops_per_step: float,
+    ) -> None:
+        self.programs, self.task, self.run = programs, task, run
+        self.train_steps, self.training, self.evaluation = train_steps, training, evaluation
+        self.flops_per_step = flops_per_step
+        self.seed, batch_size = programs.settings.seed, programs.settings.batch_size
         self.checkpoints = Checkpoints(
-            run.checkpoints, settings.keep_checkpoints, settings.keep_every or None, metric=BEST_BY
+            run.checkpoints, training.keep_checkpoints, training.keep_every or None, metric=BEST_BY
         )
         self._main = jax.process_index() == 0
         self._stop = False
-        vocab_size = programs.params["embedding/tokens"].shape.find("vocab").size
-        self._rows = task.train_rows(experiment.batch_size, experiment.seed, vocab_size)
-        evaluation, batch_size = experiment.evaluation, experiment.eval_batch_size
+        self._rows = task.train_rows(batch_size, self.seed, programs.vocab_size)
         # The last evaluation, with all scales, is the result of the run; those on the way are for the curve.
-        self._on_the_way = PerplexityEvaluator(programs, task, batch_size, evaluation.during_training)
-        self._at_the_end = PerplexityEvaluator(programs, task, batch_size, evaluation.logit_scales)
+        eval_batch = evaluation.batch_size or batch_size
+        self._on_the_way = PerplexityEvaluator(programs, task, eval_batch, evaluation.during_training)
+        self._at_the_end = PerplexityEvaluator(programs, task, eval_batch, evaluation.logit_scales)
 
     def train(self) -> PerplexityResult:
         """Trains to `train_steps`, evaluates, saves. Returns the last evaluation on the development set.
@@ -58,11 +72,10 @@ class Trainer:
         Raises NonFiniteError (nothing is saved any more) when loss or gradients are not finite, SystemExit(143) after
         SIGTERM with the last finished step saved, UserError where saving fails.
         """
-        experiment, total = self.experiment, self.experiment.train_steps
+        total = self.train_steps
         state, step = self._start()
         devices = self.programs.mesh.size
-        flops = experiment.model.flops_per_row(experiment.task.row_length) * experiment.batch_size
-        meter = ThroughputMeter(devices, flops, experiment.training.peak_flops or None)
+        meter = ThroughputMeter(devices, self.flops_per_step, self.training.peak_flops or None)
         update = self.programs.compiled_update()
         sharding = self.programs.sharding(self.programs.train_shape)
 
@@ -84,7 +97,7 @@ class Trainer:
             try:
                 if step == 0:
                     metrics.text(0, "data/first rows", self._first_rows())
-                    if experiment.training.eval_every:
+                    if self.training.eval_every:
                         self._evaluate(state, 0)
                 for batch in batches:
                     with meter.pause("compile") if step + 1 == self._first else contextlib.nullcontext():
@@ -136,8 +149,8 @@ class Trainer:
         return TrainState(params, opt_state, count), step
 
     def _due(self, what: str, step: int) -> bool:
-        every = getattr(self.experiment.training, f"{what}_every")
-        return step == self.experiment.train_steps or (every > 0 and step % every == 0)
+        every = getattr(self.training, f"{what}_every")
+        return step == self.train_steps or (every > 0 and step % every == 0)
 
     def _finish(self, step: int, metrics: dict[str, jax.Array], state: TrainState) -> dict[str, float]:
         """Waits for a step's metrics and counts it. Raises NonFiniteError if loss or gradients are not finite."""
@@ -148,7 +161,7 @@ class Trainer:
             newest = self.checkpoints.latest()
             kept = f"the checkpoint of step {newest} is untouched" if newest else "no checkpoint was written yet"
             raise NonFiniteError(
-                f"step {step} (batch {step - 1} of data seed {self.experiment.seed}): loss {values['loss']}, gradient norm "
+                f"step {step} (batch {step - 1} of data seed {self.seed}): loss {values['loss']}, gradient norm "
                 f"{values['grad_norm']}; first parameter that is not finite: {broken}; {kept}"
             )
         if step != self._first:  # that one's time went into compiling
@@ -158,7 +171,7 @@ class Trainer:
     def _log(self, step: int, values: dict[str, float]) -> None:
         throughput = self._meter.read()
         shown = {"loss": values["loss"], "lr": values["learning_rate"], "grad norm": values["grad_norm"]}
-        line = progress_line(step, self.experiment.train_steps, shown, throughput, self._meter.elapsed)
+        line = progress_line(step, self.train_steps, shown, throughput, self._meter.elapsed)
         self._display.log(line)
         self._display.advance(step, f"loss {values['loss']:.4g}")
         scalars = {f"train/{name}": value for name, value in values.items()}
@@ -166,7 +179,7 @@ class Trainer:
         self._metrics.scalars(step, scalars | speeds | {"train/epoch": self._rows.epoch_of(step)})
 
     def _evaluate(self, state: TrainState, step: int) -> PerplexityResult:
-        last = step == self.experiment.train_steps
+        last = step == self.train_steps
 
         def between() -> None:
             self._watch()
@@ -174,7 +187,7 @@ class Trainer:
                 raise Stopped
 
         evaluator = self._at_the_end if last else self._on_the_way
-        label = self.experiment.evaluation.label
+        label = self.evaluation.label
         with self._meter.pause("evaluation"):
             result = evaluator.evaluate(state.params, "validation", label, between)
         self._metrics.scalars(step, result.metrics())
@@ -188,7 +201,7 @@ class Trainer:
         if not all(finite(state.params).values()):
             raise NonFiniteError(f"parameters are not finite after step {step}; not saved")
         meta = {
-            "seed": self.experiment.seed,
+            "seed": self.seed,
             "task": self.task.task.name,
             "vocabulary": self.task.tokenizer.fingerprint,
         }
@@ -202,8 +215,8 @@ class Trainer:
 
     def _watch(self) -> None:
         """Sets the stall watchdog anew: without progress it prints every thread's stack and ends the process."""
-        if self.experiment.training.stall_seconds:
-            faulthandler.dump_traceback_later(self.experiment.training.stall_seconds, exit=True)
+        if self.training.stall_seconds:
+            faulthandler.dump_traceback_later(self.training.stall_seconds, exit=True)
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:

@@ -84,6 +84,11 @@ class Programs:
         self._lenient = mtf.Layout({f"{name}": axis for name, axis in layout.items()})
         self._lenient.optional.update(layout)
 
+    @property
+    def vocab_size(self) -> int:
+        """Ids that the model has, padding of the dimension included."""
+        return self.params["embedding/tokens"].shape.find("vocab").size
+
     def eval_shape(self, batch_size: int) -> mtf.Shape:
         """`[batch, length]` of evaluation rows."""
         return mtf.Shape([mtf.Dimension("batch", batch_size), self.train_shape[-1]])
@@ -107,7 +112,7 @@ class Programs:
         params = {n: mtf.NamedTensor.unchecked(placed(p.array, p.shape), p.shape) for n, p in self.params.items()}
         opt_state = jax.eval_shape(self.transformation.init, {n: p.array for n, p in self.params.items()})
         shapes = optimizers.state_dimensions(self.transformation, self.params)
-        step = placed(jax.ShapeDtypeStruct((), jnp.int32), mtf.Shape())
+        step: Any = placed(jax.ShapeDtypeStruct((), jnp.int32), mtf.Shape())
         return TrainState(params, jax.tree.map(placed, opt_state, shapes), step)
 
     def abstract_batch(self, shape: mtf.Shape | None = None) -> Batch:
@@ -139,7 +144,8 @@ class Programs:
 
     def update(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
         """One update. Metrics: `loss` (that is minimised) and `nll`, nats per real target token, `tokens`,
-        `learning_rate`, `grad_norm`."""
+        `learning_rate`, `grad_norm`.
+        """
         key = jax.random.key(self.settings.seed)
         gradients, metrics = self.gradient_program(state.params, batch, key, state.step)
         rate = self.schedule(state.step)
