@@ -4,12 +4,12 @@ import math
 from collections import Counter
 
 import pytest
-from tests.layouts import tiny
 
 from mtf_experiments import experiment, mtf
 from mtf_experiments.models import parameters
 from mtf_experiments.mtf.ledger import trace_ledger
 from mtf_experiments.planning.hlo import hlo_ledger
+from tests.layouts import tiny
 
 LAYOUT = "batch:rows;vocab:cols;d_ff:cols;heads:cols"
 MESH = "rows:4;cols:2"
@@ -35,8 +35,8 @@ def allreduces(ledger, elements, axes):
 @pytest.mark.parametrize("unroll", [0, 1])
 @pytest.mark.parametrize("layers", [1, 2, 3])
 def test_each_layer_allreduces_activations_twice_forward_and_twice_backward(layers, unroll):
-    # Section 5 of the paper: the sums over heads and over d_ff, and their mirror images. Besides, once: the embedding's sum
-    # over the vocabulary forward, and the softmax layer's backward.
+    # Section 5 of the paper: the sums over heads and over d_ff, and their mirror images. Besides, once: the embedding's
+    # sum over the vocabulary forward, and the softmax layer's backward.
     _, ledger = traced(layers, unroll=unroll)
     assert allreduces(ledger, ACTIVATION, ("cols",)) == (2 * layers + 1, 2 * layers + 1)
 

@@ -10,10 +10,10 @@ import functools
 import jax
 import numpy as np
 import pytest
-from tests.layouts import tiny
 
 from mtf_experiments import mtf
 from mtf_experiments.models import parameters
+from tests.layouts import tiny
 
 TOLERANCE = 1e-5
 MODEL = "vocab:cols;d_ff:cols;heads:cols"

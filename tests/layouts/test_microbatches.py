@@ -4,6 +4,7 @@ import functools
 
 import numpy as np
 import pytest
+
 from tests.layouts import tiny
 from tests.layouts.test_invariance import BOTH, ROWS
 
@@ -31,7 +32,7 @@ def same(actual, expected):
 
 @pytest.mark.parametrize(("mesh", "layout", "microbatches"), [(*ALONE, 4), (*ALONE, 8), ("rows:2;cols:2", BOTH, 2)])
 def test_microbatches_of_unequal_numbers_of_tokens_weigh_by_tokens(mesh, layout, microbatches):
-    # The last two of eight rows are padding: of four microbatches and of eight, whole ones are. Rows hold 1 to 16 tokens.
+    # The last two of eight rows are padding: of four or eight microbatches, whole ones are. Rows hold 1 to 16 tokens.
     tokens = (ROWS["targets"] != 0).reshape(microbatches, -1).sum(axis=1)
     assert len(set(tokens)) > 1 and (tokens.min() == 0) == (microbatches >= 4)
     same(results(mesh, layout, microbatches), results())
