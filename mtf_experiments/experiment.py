@@ -78,11 +78,11 @@ class Experiment:
             if not scales or not all(0 < scale < math.inf for scale in scales):
                 full = f"Evaluation.{name}"
                 raise UserError(f"{full} is {scales}; want one or more positive numbers, e.g. (0.9, 1.0){_at(full)}")
-        if self.task.vocabulary.size > self.model.vocab_size:
+        ids, most = self.task.vocabulary.size, self.model.vocab_size
+        if ids > most:
             raise UserError(
-                f"the vocabulary may have {self.task.vocabulary.size:,} ids{_at('Vocabulary.size')}, but the model has only "
-                f"{self.model.vocab_size:,}{_at('vocab_size', 'LanguageModelConfig.vocab_size')}; raise the one or lower the "
-                "other"
+                f"the vocabulary may have {ids:,} ids{_at('Vocabulary.size')}, but the model has only {most:,}"
+                f"{_at('vocab_size', 'LanguageModelConfig.vocab_size')}; raise the one or lower the other"
             )
         parts = self.training.microbatches
         if parts < 1 or self.batch_size % parts:
@@ -91,12 +91,13 @@ class Experiment:
             )
         if self.task.row_length > self.model.row_length:
             raise UserError(
-                f"rows of {self.task.row_length} tokens (task) are longer than the {self.model.row_length} positions that the "
-                "model has; set LanguageModelConfig.row_length to at least as many"
+                f"rows of {self.task.row_length} tokens (task) are longer than the {self.model.row_length} positions "
+                "that the model has; set LanguageModelConfig.row_length to at least as many"
             )
 
     @property
     def eval_batch_size(self) -> int:
+        """Rows of an evaluation batch."""
         """Rows of an evaluation batch."""
         return self.evaluation.batch_size or self.batch_size
 
@@ -106,7 +107,7 @@ class Experiment:
         return self.model.flops_per_row(self.task.row_length) * self.batch_size
 
     def programs(self, mesh: Mesh | AbstractMesh) -> Programs:
-        """Shapes, placements and compiled functions on `mesh`. Raises UserError saying where an illegal layout was set."""
+        """Shapes, placements and compiled functions on `mesh`. Raises UserError with the place of an illegal layout."""
         settings = StepSettings(
             self.batch_size,
             self.task.row_length,
@@ -129,8 +130,8 @@ class Experiment:
             "mesh": f"{' x '.join(map(str, mesh_shape.values()))} ({mesh_shape}), {mesh_shape.processors} "
             f"device{'' if mesh_shape.processors == 1 else 's'}",
             "layout": repr(self._layout()),
-            "model": f"{model.num_layers} layers, d_model {model.d_model}, d_ff {model.d_ff}, {model.num_heads} heads of "
-            f"{model.d_kv}, vocabulary {model.vocab_size} padded to {model.padded_vocab_size}, {model.activations}",
+            "model": f"{model.num_layers} layers, d_model {model.d_model}, d_ff {model.d_ff}, {model.num_heads} heads "
+            f"of {model.d_kv}, vocabulary {model.vocab_size} padded to {model.padded_vocab_size}, {model.activations}",
             "batch": f"{self.batch_size} rows of {self.task.row_length} tokens"
             + (f" in {parts} microbatches" if parts > 1 else "")
             + f", {self.train_steps:,} steps, seed {self.seed}",
@@ -147,11 +148,11 @@ class Experiment:
         try:
             return mesh.resolve(devices)
         except mtf.LayoutError as error:
-            first, *others = mesh
+            first, *others = mesh or ["rows"]
             possible = ";".join([f"{first}:{devices}", *(f"{name}:1" for name in others)])
             raise UserError(
-                f"{error}{_at('mesh_shape')}\nUse as many devices, name another mesh (--gin_param=\"mesh_shape='{possible}'"
-                '"), or look at the run without its devices: --dry_run'
+                f"{error}{_at('mesh_shape')}\nUse as many devices, name another mesh "
+                f"(--gin_param=\"mesh_shape='{possible}'\"), or look at the run without its devices: --dry_run"
             ) from error
 
     def _mesh_shape(self) -> mtf.MeshShape:

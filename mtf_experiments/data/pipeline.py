@@ -200,7 +200,12 @@ def check_ids(filled: Batch, store: TokenStore, vocab_size: int) -> None:
     bad = (source >= 0) & ((targets < 0) | (targets >= vocab_size))
     if bad.any():
         sentence, token = int(sentence_of(source[bad], store)[0]), int(targets[bad][0])
-        raise UserError(f"example {sentence + 1:,} holds id {token}; the model has ids 0 to {vocab_size - 1}")
+        raise _foreign_id(store, sentence, token, vocab_size)
+
+
+def _foreign_id(store: TokenStore, sentence: int, token: int, vocab_size: int) -> UserError:
+    split = f" of the {store.manifest.source.split} split" if store.manifest else ""
+    return UserError(f"example {sentence + 1:,}{split} holds id {token}; the model has ids 0 to {vocab_size - 1}")
 
 
 def _check_sizes(store: TokenStore, row_length: int, batch_size: int, vocab_size: int) -> None:
@@ -215,3 +220,6 @@ def _check_sizes(store: TokenStore, row_length: int, batch_size: int, vocab_size
             f"the vocabulary has {store.vocab_size:,} ids but the model only {vocab_size:,}; "
             "raise the model's vocabulary size or make a smaller vocabulary"
         )
+    if store.manifest is not None and not 0 <= store.tokens.min() <= store.tokens.max() < vocab_size:
+        bad = np.flatnonzero((store.tokens < 0) | (store.tokens >= vocab_size))[:1]
+        raise _foreign_id(store, int(sentence_of(bad, store)[0]), int(store.tokens[bad[0]]), vocab_size)

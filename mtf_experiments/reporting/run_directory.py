@@ -107,7 +107,7 @@ class RunDirectory:
             write_atomically(self.environment, text + "\n")
 
     def check(self, config_text: str, may_differ: Sequence[str] = MAY_DIFFER) -> None:
-        """Raises UserError, with every value that differs, if the directory holds checkpoints of another configuration."""
+        """Raises UserError, with every value that differs, if there are checkpoints of another configuration."""
         if self.used and self.config.is_file():
             self._refuse(changed(self.config.read_text("utf-8"), config_text, may_differ))
 

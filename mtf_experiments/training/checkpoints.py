@@ -193,7 +193,7 @@ class Checkpoints:
         return max(known, key=lambda step: (quality[step], step), default=None)
 
     def choose(self, which: str) -> list[int]:
-        """The steps that `which` means: "latest", "best", "all", or a step. Raises UserError where there is none such."""
+        """The steps that `which` means: "latest", "best", "all", or a step. Raises UserError if there is none."""
         steps = self.steps()
         found = {
             "latest": steps[-1:],
