@@ -22,6 +22,10 @@ d_ff = 32
 num_heads = 8
 d_kv = 4
 num_layers = 1
+# A rate that does not depend on the number of steps: runs of other lengths have the same beginning (and program).
+Experiment.schedule = @Constant()
+Constant.learning_rate = 0.01
+LanguageModelConfig.relu_dropout = 0.1
 SyntheticSource.train_lines = 300
 SyntheticSource.validation_lines = 20
 LanguageModelTask.cache_dir = 'cache'

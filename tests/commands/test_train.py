@@ -14,15 +14,8 @@ from tests.commands import runs
 # One layer is compiled the same way under all layouts, but sums run in another order.
 TOLERANCE = 1e-4
 ONE = ("--gin_file=tiny.gin",)
-# A rate that does not depend on the number of steps, so that runs of other lengths have the same beginning.
-CONSTANT = (
-    *ONE,
-    "--gin_param=Experiment.schedule=@Constant()",
-    "--gin_param=Constant.learning_rate=0.01",
-    "--gin_param=Training.eval_every=0",
-    "--gin_param=Training.checkpoint_every=0",
-    "--gin_param=LanguageModelConfig.relu_dropout=0.1",
-)
+# Nothing but steps until the end.
+QUIET = (*ONE, "--gin_param=Training.eval_every=0", "--gin_param=Training.checkpoint_every=0")
 
 
 def values(run: Path, key: str) -> dict[int, float]:
@@ -165,7 +158,7 @@ def test_evaluation_of_what_is_not_there_is_refused(arguments, parts, finished, 
 
 def test_stopped_and_resumed_run_equals_one_that_was_not_stopped(here, env):
     forever = "--gin_param=train_steps=1000000"
-    stopped = runs.stop_at("step 3/", "train", *CONSTANT, "--model_dir=stopped", forever, cwd=here, env=env, signals=2)
+    stopped = runs.stop_at("step 3/", "train", *QUIET, "--model_dir=stopped", forever, cwd=here, env=env, signals=2)
     assert stopped.code == 143, stopped
     run = here / "stopped"
     (at,) = steps(run)
@@ -174,8 +167,8 @@ def test_stopped_and_resumed_run_equals_one_that_was_not_stopped(here, env):
     assert not list((run / "eval").glob("*")) and not list((run / "checkpoints").glob("*tmp*"))
 
     total = f"--gin_param=train_steps={at + 5}"
-    resumed = runs.run("train", *CONSTANT, "--model_dir=stopped", total, cwd=here, env=env)
-    whole = runs.run("train", *CONSTANT, "--model_dir=whole", total, cwd=here, env=env)
+    resumed = runs.run("train", *QUIET, "--model_dir=stopped", total, cwd=here, env=env)
+    whole = runs.run("train", *QUIET, "--model_dir=whole", total, cwd=here, env=env)
     assert resumed.code == whole.code == 0, (resumed, whole)
     assert f"resuming after step {at}" in resumed.out
     for key in ("train/loss", "train/learning_rate", "train/grad_norm", "validation/nll_per_token"):
@@ -203,7 +196,7 @@ def test_sigterm_during_start_up_ends_the_run_and_leaves_nothing_in_the_way(here
 def test_sigterm_during_evaluation_saves_the_last_step_and_no_result(here, env):
     long = "--gin_param=SyntheticSource.validation_lines=60000"
     total = "--gin_param=train_steps=5"
-    arguments = (*CONSTANT, "--model_dir=evaluating", long, total)
+    arguments = (*QUIET, "--model_dir=evaluating", long, total)
     stopped = runs.stop_at("step 5/5", "train", *arguments, cwd=here, env=env)
     assert stopped.code == 143 and "stopped by SIGTERM after step 5" in stopped.out, stopped
     assert steps(here / "evaluating") == [5]
@@ -212,7 +205,7 @@ def test_sigterm_during_evaluation_saves_the_last_step_and_no_result(here, env):
 
 
 def test_loss_that_is_not_finite_ends_with_its_own_code_and_keeps_the_checkpoint(here, env):
-    bad = [*CONSTANT[:2], "--gin_param=Constant.learning_rate=1e30", "--gin_param=Training.checkpoint_every=1"]
+    bad = [*ONE, "--gin_param=Constant.learning_rate=1e30", "--gin_param=Training.checkpoint_every=1"]
     done = runs.run("train", *bad, "--model_dir=diverged", cwd=here, env=env)
     assert done.code == 3 and "Traceback" not in done.err, done
     kept = steps(here / "diverged")
