@@ -73,7 +73,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def add_model_dir(self, required: bool = True) -> None:
         """Add `--model_dir`, the run directory."""
-        self.add_argument("--model_dir", type=Path, required=required, metavar="DIR", help="the run directory")
+        self.add_argument("--model_dir", type=_path, required=required, metavar="DIR", help="the run directory")
 
     def add_devices(self) -> None:
         """Add `--devices`."""
@@ -124,6 +124,12 @@ class CommandParser(argparse.ArgumentParser):
 
 def _has_typographic_dash(argument: Any) -> bool:
     return isinstance(argument, str) and re.match(rf"[{_DASHES}][{_DASHES}-]*[A-Za-z_]+(=|$)", argument) is not None
+
+
+def _path(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty; name a directory")
+    return Path(text)
 
 
 def _positive(text: str) -> int:

@@ -70,7 +70,8 @@ def parse(text: str, origin: str, delegate: config_parser.ParserDelegate) -> Ite
 
 def _one_line(text: str) -> str:
     """Return the first paragraph of a message of Gin's, without the place that it adds."""
-    return " ".join(text.split("\n  In ")[0].split()).strip('"').removesuffix(".")
+    line = " ".join(text.split("\n  In ")[0].split()).strip('"').removesuffix(".")
+    return re.sub(r"malformed node or string.*<ast\.\w+ object at 0x[0-9a-f]+> ", "", line)
 
 
 def shown(path: Path) -> str:

@@ -87,7 +87,8 @@ class RunDirectory:
         """An existing run, to be read. Raises UserError if there is none."""
         run = cls(path, writer=False)
         if not run.config.is_file():
-            what = "has no config.gin: it is not the directory of a run" if run.path.is_dir() else "does not exist"
+            exists = "is not a directory" if run.path.exists() else "does not exist"
+            what = "has no config.gin: it is not the directory of a run" if run.path.is_dir() else exists
             raise UserError(f"model_dir {run.path} {what}")
         return run
 

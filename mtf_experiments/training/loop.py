@@ -6,7 +6,7 @@ import contextlib
 import faulthandler
 import math
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -59,7 +59,7 @@ class Trainer:
             run.checkpoints, training.keep_checkpoints, training.keep_every or None, metric=BEST_BY
         )
         self._main = jax.process_index() == 0
-        self._stop = False
+        self._stop = 0  # the signal that asked for the end
         self._rows = task.train_rows(batch_size, self.seed, programs.vocab_size)
         # The last evaluation, with all scales, is the result of the run; those on the way are for the curve.
         eval_batch = evaluation.batch_size or batch_size
@@ -70,7 +70,7 @@ class Trainer:
         """Trains to `train_steps`, evaluates, saves. Returns the last evaluation on the development set.
 
         Raises NonFiniteError (nothing is saved any more) when loss or gradients are not finite, SystemExit(143) after
-        SIGTERM with the last finished step saved, UserError where saving fails.
+        SIGTERM and SystemExit(130) after SIGINT with the last finished step saved, UserError where saving fails.
         """
         total = self.train_steps
         state, step = self._start()
@@ -130,8 +130,10 @@ class Trainer:
                 if step > saved:
                     self._save(step, state, None)
                 self.checkpoints.wait()
-                display.log(f"stopped by SIGTERM after step {step}; the same command goes on from there")
-                raise SystemExit(143) from None
+                display.log(
+                    f"stopped by {signal.Signals(self._stop).name} after step {step}; the same command goes on from there"
+                )
+                raise SystemExit(128 + self._stop) from None
             self.checkpoints.wait()
             spent = ", ".join(f"{name} {duration(s)}" for name, s in meter.pauses.items())
             display.log(f"done: {step} steps in {duration(meter.elapsed)} (of it {spent})")
@@ -220,16 +222,22 @@ class Trainer:
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:
-        """Turns SIGTERM into a request that the loop sees between steps, and that a second one does not hurry."""
+        """Turns SIGTERM and SIGINT into a request that the loop sees between steps.
+
+        A second SIGTERM does not hurry it; a second SIGINT is a user who does not want to wait.
+        """
 
         def stop(number: int, frame: FrameType | None) -> None:
-            self._stop = True
+            if self._stop == number == signal.SIGINT:
+                raise KeyboardInterrupt
+            self._stop = number
 
-        before: Callable[..., Any] | int | None = signal.signal(signal.SIGTERM, stop)
+        before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
             faulthandler.cancel_dump_traceback_later()
 
 

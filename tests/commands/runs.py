@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -79,8 +79,15 @@ def run(command: str, *arguments: str, cwd: Path, env: Mapping[str, str], limit:
     return Result(process.returncode, out, err, time.monotonic() - began)
 
 
-def stop_at(line: str, command: str, *arguments: str, cwd: Path, env: Mapping[str, str], signals: int = 1) -> Result:
-    """Runs a command until it prints a line that begins with `line`, and sends it SIGTERM, `signals` times."""
+def stop_at(
+    line: str,
+    command: str,
+    *arguments: str,
+    cwd: Path,
+    env: Mapping[str, str],
+    signals: Sequence[int] = (signal.SIGTERM,),
+) -> Result:
+    """Runs a command until it prints a line that begins with `line`, and sends it `signals`."""
     began = time.monotonic()
     with start(command, *arguments, cwd=cwd, env=env) as process:
         assert process.stdout is not None
@@ -92,8 +99,8 @@ def stop_at(line: str, command: str, *arguments: str, cwd: Path, env: Mapping[st
                     break
             else:
                 raise AssertionError(f"no line {line!r} in:\n{''.join(seen)}")
-            for _ in range(signals):
-                process.send_signal(signal.SIGTERM)
+            for number in signals:
+                process.send_signal(number)
                 time.sleep(0.05)
             out, err = process.communicate(timeout=120)
         finally:

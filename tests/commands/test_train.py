@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -158,7 +159,8 @@ def test_evaluation_of_what_is_not_there_is_refused(arguments, parts, finished, 
 
 def test_stopped_and_resumed_run_equals_one_that_was_not_stopped(here, env):
     forever = "--gin_param=train_steps=1000000"
-    stopped = runs.stop_at("step 3/", "train", *QUIET, "--model_dir=stopped", forever, cwd=here, env=env, signals=2)
+    twice = [signal.SIGTERM] * 2
+    stopped = runs.stop_at("step 3/", "train", *QUIET, "--model_dir=stopped", forever, cwd=here, env=env, signals=twice)
     assert stopped.code == 143, stopped
     run = here / "stopped"
     (at,) = steps(run)
@@ -176,6 +178,14 @@ def test_stopped_and_resumed_run_equals_one_that_was_not_stopped(here, env):
     assert list(values(run, "train/loss")) == list(range(1, at + 6))
     one, other = (to_numpy(folder / "checkpoints" / str(at + 5)) for folder in (run, here / "whole"))
     assert one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def test_keyboard_interrupt_saves_the_last_step(here, env):
+    arguments = (*QUIET, "--gin_param=train_steps=1000000", "--model_dir=interrupted")
+    stopped = runs.stop_at("step 3/", "train", *arguments, cwd=here, env=env, signals=[signal.SIGINT])
+    assert stopped.code == 130 and "Traceback" not in stopped.err, stopped
+    (at,) = steps(here / "interrupted")
+    assert f"stopped by SIGINT after step {at}" in stopped.out
 
 
 def test_sigterm_while_compiling_ends_the_run(here):
