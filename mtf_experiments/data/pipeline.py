@@ -5,6 +5,7 @@ and any process may make any part of any batch.
 """
 
 import bisect
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 
@@ -43,6 +44,8 @@ class TrainRows:
         self._store, self._vocab_size = store, vocab_size
         self.row_length, self.batch_size, self.seed = row_length, batch_size, seed
         self._ends: list[int] = []  # rows of the epochs so far
+        # Batches are made in a thread of their own while the trainer asks for the epoch.
+        self._lock = threading.RLock()
         self._epochs: OrderedDict[int, tuple[Packing, np.ndarray]] = OrderedDict()
 
     def batch(self, step: int, rows: Rows = None) -> Batch:
@@ -89,29 +92,32 @@ class TrainRows:
         return self._store.over_long(self.row_length)
 
     def _epoch_of_row(self, row: int) -> int:
-        while not self._ends or self._ends[-1] <= row:
-            self._know_epoch(len(self._ends))
+        with self._lock:
+            while not self._ends or self._ends[-1] <= row:
+                self._know_epoch(len(self._ends))
         return bisect.bisect_right(self._ends, row)
 
     def _first_row(self, epoch: int) -> int:
         return self._ends[epoch - 1] if epoch else 0
 
     def _know_epoch(self, epoch: int) -> None:
-        while len(self._ends) <= epoch:
-            packing, _ = self._epoch(len(self._ends))
-            self._ends.append((self._ends[-1] if self._ends else 0) + len(packing))
+        with self._lock:
+            while len(self._ends) <= epoch:
+                packing, _ = self._epoch(len(self._ends))
+                self._ends.append((self._ends[-1] if self._ends else 0) + len(packing))
 
     def _epoch(self, epoch: int) -> tuple[Packing, np.ndarray]:
         """Packing of an epoch and the order of its rows; the last two epochs used are kept."""
-        if epoch not in self._epochs:
-            packing = pack_first_fit(
-                self._store.offsets, self.row_length, shuffled(len(self._store), self.seed, epoch, 0)
-            )
-            self._epochs[epoch] = packing, shuffled(len(packing), self.seed, epoch, 1)
-            while len(self._epochs) > 2:
-                self._epochs.popitem(last=False)
-        self._epochs.move_to_end(epoch)
-        return self._epochs[epoch]
+        with self._lock:
+            if epoch not in self._epochs:
+                packing = pack_first_fit(
+                    self._store.offsets, self.row_length, shuffled(len(self._store), self.seed, epoch, 0)
+                )
+                self._epochs[epoch] = packing, shuffled(len(packing), self.seed, epoch, 1)
+                while len(self._epochs) > 2:
+                    self._epochs.popitem(last=False)
+            self._epochs.move_to_end(epoch)
+            return self._epochs[epoch]
 
 
 class EvalRows:

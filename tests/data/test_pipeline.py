@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -202,3 +204,21 @@ def test_stores_that_do_not_fit_the_model_are_refused_at_once(store, message):
         TrainRows(store, 8, 1, 0, vocab_size=32)
     with pytest.raises(UserError, match=message):
         EvalRows(store, 8, 1, vocab_size=32)
+
+
+def test_threads_that_meet_a_new_epoch_together_agree_on_where_it_begins(monkeypatch):
+    # The thread that makes batches ahead and the loop that logs the epoch: both count the rows of epochs not seen yet.
+    from mtf_experiments.data import pipeline
+
+    def slow(*arguments, pack=pipeline.pack_first_fit):
+        time.sleep(0.05)
+        return pack(*arguments)
+
+    store = store_of(50)
+    steps = range(0, 24, 6)
+    alone = [TrainRows(store, 16, 4, 7, VOCAB).batch(step) for step in steps]
+    monkeypatch.setattr(pipeline, "pack_first_fit", slow)
+    shared = TrainRows(store, 16, 4, 7, VOCAB)
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(shared.batch, steps))
+    assert all(map(equal, together, alone))
