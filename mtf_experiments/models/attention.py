@@ -59,5 +59,6 @@ class Attention(nnx.Module):
         logits = mtf.einsum([q, k], shape, dtype=jnp.float32)
         weights = mtf.softmax(logits + bias, memory_length).astype(x.dtype)
         if random is not None:
-            weights = mtf.dropout(weights, self.dropout, random.fold("attention"), shared=["length"])
+            # The paper's noise on the weights is one for all of `length`, so it may as well scale the values: fewer elements.
+            v = mtf.dropout(v, self.dropout, random.fold("attention"), shared=["d_kv"])
         return mtf.einsum([mtf.einsum([weights, v], q.shape), wo], x.shape)

@@ -179,7 +179,7 @@ class Programs:
         # The parameters' gradients stay local through the loop; the transpose of this cast sums them over the processors.
         local, sum_over_processors = jax.vjp(lambda p: mtf.vary_over(p, ["batch", "length"]), params)
 
-        def one(sums: Any, part: Any) -> tuple[Any, None]:
+        def of_part(part: Any) -> tuple[Parameters, jax.Array, jax.Array]:
             part_batch, number = part
             noise = random.window("batch", number.array * rows.size, rows.size * microbatches.size)
 
@@ -192,10 +192,14 @@ class Programs:
                 return mtf.reduce_sum(smooth).array / denominator, nll
 
             (value, nll), gradients = jax.value_and_grad(loss, has_aux=True)(local)
-            return jax.tree.map(jnp.add, sums, (gradients, value, nll)), None
+            return gradients, value, nll
 
         parts = (batch, mtf.arange(microbatches))
-        zero = jnp.zeros((), jnp.float32)
-        sums, _ = mtf.scan(one, (mtf.zeros_like(local), zero, zero), parts, microbatches, unroll=microbatches.size == 1)
+        if microbatches.size == 1:  # no loop: adding the only part to zeros would be one more pass over all gradients
+            sums = of_part(jax.tree.map(lambda x: mtf.index(x, microbatches, 0), parts, is_leaf=mtf.is_named))
+        else:
+            zero = jnp.zeros((), jnp.float32)
+            zeros = (mtf.zeros_like(local), zero, zero)
+            sums, _ = mtf.scan(lambda s, p: (jax.tree.map(jnp.add, s, of_part(p)), None), zeros, parts, microbatches)
         gradients, loss, nll = sums
         return sum_over_processors(gradients)[0], {"loss": loss, "nll": nll, "tokens": tokens}
