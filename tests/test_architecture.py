@@ -82,3 +82,10 @@ def test_the_language_imports_jax_and_numpy_only():
 def test_no_module_switches_off_the_check_of_varying_axes():
     found = [str(p) for p in modules() if "check_vma=False" in (ROOT / p).read_text(encoding="utf-8").replace(" ", "")]
     assert not found
+
+
+# A psum whose replication is not tracked has a silently wrong gradient; str.splitlines splits at ten characters besides LF.
+@pytest.mark.parametrize("forbidden", ["check_vma=False", "check_vma = False", ".splitlines("])
+def test_calls_that_are_silently_wrong_are_not_made(forbidden):
+    users = [str(path) for path in modules() if forbidden in (ROOT / path).read_text(encoding="utf-8")]
+    assert not users

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import gin
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
@@ -96,12 +97,14 @@ class LanguageModel(nnx.Module):
 
         With `random` dropout is on.
         """
-        x = self.embedding(batch["inputs"], batch["positions"], self.dtype)
+        with jax.named_scope("embedding"):
+            x = self.embedding(batch["inputs"], batch["positions"], self.dtype)
         if random is not None:
             x = self.decoder.drop(x, random.fold("embedding"))
         x = self.decoder(x, causal_bias(batch["segments"]), random)
         softmax = self.softmax.get_value().astype(self.dtype)
-        return mtf.einsum([x, softmax], [*x.shape.without("d_model"), self.vocab], dtype=jnp.float32)
+        with jax.named_scope("logits"):
+            return mtf.einsum([x, softmax], [*x.shape.without("d_model"), self.vocab], dtype=jnp.float32)
 
 
 def token_nll(logits: NamedTensor, targets: NamedTensor, label_smoothing: float = 0.0) -> NamedTensor:

@@ -78,9 +78,13 @@ class Transformer(nnx.Module):
             attention, feed_forward = nnx.merge(structure, state)
             norm_attention, norm_feed_forward = mtf.unstack(scales, "sublayers")
             here = None if random is None else random.fold("layer").fold(number.array)
-            x = residual(x, attention(rms_norm(x, norm_attention), bias, here), here and here.fold("after attention"))
-            y = feed_forward(rms_norm(x, norm_feed_forward), here)
-            return residual(x, y, here and here.fold("after feed-forward")), None
+            with jax.named_scope("attention"):
+                x = residual(
+                    x, attention(rms_norm(x, norm_attention), bias, here), here and here.fold("after attention")
+                )
+            with jax.named_scope("feed_forward"):
+                y = feed_forward(rms_norm(x, norm_feed_forward), here)
+                return residual(x, y, here and here.fold("after feed-forward")), None
 
         if self.widths.remat != "none":
             policies = jax.checkpoint_policies

@@ -12,6 +12,7 @@ XLA's partitioner may add around them (an optimizer's global norm over split par
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -68,6 +69,13 @@ class Collective:
     def backward(self) -> bool:
         """Whether it belongs to the backward pass."""
         return "transpose(" in self.scope
+
+    @property
+    def where(self) -> str:
+        """The scope in words, such as `backward attention`; what is not differentiated has its scope alone."""
+        names = [name for name in re.findall(r"[^()/]+", self.scope) if name not in ("jvp", "transpose", "jit")]
+        way = ["backward"] if self.backward else ["forward"] if "jvp(" in self.scope else []
+        return " ".join([*way, *names])
 
 
 @dataclass(frozen=True)
@@ -136,7 +144,7 @@ class Ledger:
             kind = c.kind if c.reduction in ("", "sum") else f"{c.kind} ({c.reduction})"
             count = f"{c.count:,}{'+' if c.at_least else ''}"
             rows.append(
-                (kind, " ".join(c.mesh_dimensions), f"{c.elements:,}", count, f"{c.bytes * c.count:,}", c.scope)
+                (kind, " ".join(c.mesh_dimensions), f"{c.elements:,}", count, f"{c.bytes * c.count:,}", c.where)
             )
         for axes, size in sorted(self.bytes_by_mesh_dimension().items()):
             rows.append(("total", " ".join(axes), f"{self.elements_by_mesh_dimension()[axes]:,}", "", f"{size:,}", ""))
