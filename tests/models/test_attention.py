@@ -81,8 +81,8 @@ def test_dropout_falls_on_weights_and_is_one_for_all_queries(attention):
     structure, params = attention
     x, key = tensor([*ROWS, D_MODEL]), jax.random.key(5)
     y = jax.jit(functools.partial(apply, structure))(params, x, mtf.NamedTensor(SEGMENTS, ROWS), key)
-    noise = mtf.Random(key).fold("attention").uniform([ROWS[0], HEADS, mtf.Dimension("memory_length", 8)])
-    keep = np.where(np.asarray(noise.array) < 0.5, 2.0, 0.0)
+    noise = mtf.Random(key).fold("attention").uniform([ROWS[0], mtf.Dimension("memory_length", 8), HEADS])
+    keep = np.where(np.asarray(noise.array) < 0.5, 2.0, 0.0).swapaxes(1, 2)
     assert 0.3 < (keep > 0).mean() < 0.7
     close(y, brute_force(params["qkvo"].array, x.array, keep), 1e-5)
 

@@ -73,8 +73,9 @@ def test_each_layer_and_each_place_drops_something_else(monkeypatch):
     model = parameters.merge(structure, params)
     jax.jit(lambda x: model(x, causal_bias(SEGMENTS), mtf.Random(jax.random.key(2))).array)(X).block_until_ready()
     jax.effects_barrier()
-    # [batch, d_model]: after attention and after feed-forward in each of three layers, and once at the end. Length is shared.
-    assert {shape: len(drawn) for shape, drawn in noises.items()} == {(2, 8): 7, (2, 2, 4): 3, (2, 16): 3}
+    # In each of three layers [batch, memory_length, heads] and [batch, d_ff], and [batch, d_model] after attention and
+    # after feed-forward; this once more at the end. Length is shared.
+    assert {shape: len(drawn) for shape, drawn in noises.items()} == {(2, 8): 7, (2, 4, 2): 3, (2, 16): 3}
     for drawn in noises.values():
         assert len({d.tobytes() for d in drawn}) == len(drawn)
         assert all(not np.array_equal(*d) for d in drawn), "two rows were given the same noise"
