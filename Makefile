@@ -11,7 +11,7 @@ test: .venv/dev.stamp
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
-	$(BIN)/python -m pytest -n 2 -q
+	$(BIN)/python -m pytest -n 2 --dist loadfile -q
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

@@ -1,7 +1,7 @@
 """Softmax and its cross-entropy over a dimension that may be split: a few numbers per row travel, never the dimension.
 
-Both have gradients of their own: softmax keeps its result only, cross-entropy its logits only, and each backward pass
-reads them once. (Left to differentiation, the exponentials would be stored beside the logits and read four times.)
+Both have gradients of their own: softmax keeps its result only, cross-entropy its exponentials only, and each backward
+pass reads them once. (Left to differentiation, both would keep several tensors of that size and read each again.)
 """
 
 from __future__ import annotations
@@ -100,21 +100,23 @@ def _cross_entropy_forward(
     if smoothing:
         mean = collective.allreduce(jnp.sum(logits, axis=-1), mesh_axes) / size
         target = target * (1 - smoothing) + mean * smoothing
-    return normaliser - target, (logits, labels, normaliser)
+    return normaliser - target, (exponential, labels, total)
 
 
 def _cross_entropy_backward(
     mesh_axes: Axes, smoothing: float, size: int, kept: tuple[jax.Array, jax.Array, jax.Array], g: jax.Array
 ) -> tuple[jax.Array, None]:
-    logits, labels, normaliser = kept
-    positions = _start(logits, mesh_axes) + lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+    exponential, labels, total = kept
+    positions = _start(exponential, mesh_axes) + lax.broadcasted_iota(
+        jnp.int32, exponential.shape, exponential.ndim - 1
+    )
     target = jnp.where(positions == labels[..., None], 1.0 - smoothing, 0.0) + smoothing / size
-    return g[..., None] * (jnp.exp(logits - normaliser[..., None]) - target), None
+    return exponential * (g / total)[..., None] - g[..., None] * target, None
 
 
 _cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
 
 
-def _start(logits: jax.Array, mesh_axes: Axes) -> jax.Array | int:
+def _start(x: jax.Array, mesh_axes: Axes) -> jax.Array | int:
     """Where this processor's slice of the last axis begins in the whole dimension."""
-    return collective.global_start(mesh_axes[0] if mesh_axes else None, logits.shape[-1])
+    return collective.global_start(mesh_axes[0] if mesh_axes else None, x.shape[-1])
