@@ -106,7 +106,7 @@ def by_hand(config: LanguageModelConfig, batch: int) -> Callable[[], Any]:
             y = drop(jax.nn.relu(jnp.einsum("bld,df->blf", norm(x, scales[2 * i + 1]), wi)), keys[2])
             x = x + drop(jnp.einsum("blf,df->bld", y, wf), keys[3])
         x = drop(norm(x, scales[-1]), jax.random.fold_in(key, 1001))
-        logits = jnp.einsum("bld,vd->blv", x, params["softmax"])
+        logits = jnp.einsum("bld,dv->blv", x, params["softmax"])
         nll = optax.softmax_cross_entropy_with_integer_labels(logits, data["targets"])
         return jnp.sum(nll * (data["targets"] != 0)) / jnp.sum(data["targets"] != 0)
 

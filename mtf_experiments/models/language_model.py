@@ -89,7 +89,7 @@ class LanguageModel(nnx.Module):
         positions = Dimension("positions", config.row_length)
         self.embedding = Embedding(self.vocab, positions, d_model, random.fold("embedding"))
         self.decoder = Transformer(widths, random.fold("decoder"))
-        self.softmax = normal(random, "softmax", [self.vocab, d_model], d_model.size**-0.5)
+        self.softmax = normal(random, "softmax", [d_model, self.vocab], d_model.size**-0.5)
 
     def __call__(self, batch: Mapping[str, NamedTensor], random: Random | None = None) -> NamedTensor:
         """Logits, f32 `[batch, length, vocab]`, of a batch of packed rows: `inputs` (targets shifted right within each

@@ -111,7 +111,9 @@ def _cross_entropy_backward(
         jnp.int32, exponential.shape, exponential.ndim - 1
     )
     target = jnp.where(positions == labels[..., None], 1.0 - smoothing, 0.0) + smoothing / size
-    return exponential * (g / total)[..., None] - g[..., None] * target, None
+    gradient = exponential * (g / total)[..., None] - g[..., None] * target
+    # Two products read it, one transposed: without the barrier XLA computes it twice, the second time column by column.
+    return lax.optimization_barrier(gradient), None
 
 
 _cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)

@@ -12,11 +12,11 @@ import numpy as np
 
 from mtf_experiments import mtf
 from mtf_experiments.data.packing import fill_rows, pack_in_order
-from mtf_experiments.models.language_model import LanguageModelConfig, token_nll
+from mtf_experiments.models.language_model import LanguageModelConfig
 from mtf_experiments.training.feed import device_batch
 from mtf_experiments.training.optimizers import Adafactor
 from mtf_experiments.training.schedules import Constant
-from mtf_experiments.training.step import FEATURES, Programs, StepSettings, TrainState
+from mtf_experiments.training.step import Programs, StepSettings, TrainState
 
 VOCAB, LENGTH, ROWS = 250, 16, 8
 MODEL = {

@@ -65,7 +65,7 @@ def reference(weights, rows):
         x = x + np.einsum("bhlk,hdk->bld", attended, wo)
         wi, wo = wi_wo[layer]
         x = x + np.maximum(norm(x, next(scales)) @ wi, 0) @ wo.T
-    return norm(x, next(scales)) @ w["softmax"].T
+    return norm(x, next(scales)) @ w["softmax"]
 
 
 def test_logits_and_likelihoods_are_those_of_the_reference():

@@ -10,7 +10,9 @@ import pytest
 from mtf_experiments import mtf
 from mtf_experiments.models import parameters
 from mtf_experiments.training import optimizers
+from mtf_experiments.training.feed import device_batch
 from mtf_experiments.training.schedules import InverseSquareRootToZero
+from mtf_experiments.training.step import FEATURES
 from tests.layouts import tiny
 
 ROWS = tiny.ragged_rows()
@@ -173,9 +175,9 @@ def test_row_g_is_row_g_mod_n_of_microbatch_g_div_n_and_split_within_it(mesh, la
 
     def rows(numbers):
         asked.extend(numbers.tolist())
-        return {name: np.stack([10 * numbers, 10 * numbers + 1], axis=1) for name in tiny.FEATURES}
+        return {name: np.stack([10 * numbers, 10 * numbers + 1], axis=1) for name in FEATURES}
 
-    batch = tiny.device_batch(rows, shape, sharding)
+    batch = device_batch(rows, shape, sharding)
     for tensor in batch.values():
         assert tensor.shape == shape and tensor.dtype == np.int32
         for m, i in np.ndindex(microbatches, 8 // microbatches):
