@@ -149,7 +149,7 @@ class Programs:
         key = jax.random.key(self.settings.seed)
         gradients, metrics = self.gradient_program(state.params, batch, key, state.step)
         rate = self.schedule(state.step)
-        grad_norm = optax.global_norm([g.array for g in gradients.values()])
+        grad_norm = optax.tree.norm([g.array for g in gradients.values()])
         params, opt_state = optimizers.apply(self.transformation, gradients, state.opt_state, state.params, rate)
         metrics = {**metrics, "learning_rate": rate, "grad_norm": grad_norm}
         return TrainState(params, opt_state, state.step + 1), metrics
