@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from mtf_experiments.mtf.dimension import Dimension, Shape
+from mtf_experiments.mtf.dimension import Shape
 
 
 class LayoutError(ValueError):
@@ -204,8 +204,3 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def _divisors(n: int) -> list[int]:
     return [k for k in range(1, min(n, 1 << 16) + 1) if n % k == 0]
-
-
-def dimension_list(dimensions: str) -> tuple[Dimension, ...]:
-    """Dimensions from a string such as `batch:64;io:512`, in the grammar of mesh shapes."""
-    return tuple(Dimension(n, int(v)) for n, v in _pairs(dimensions, "dimensions"))

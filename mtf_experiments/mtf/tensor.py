@@ -159,14 +159,6 @@ def canonical(x: NamedTensor) -> NamedTensor:
     return NamedTensor.unchecked(x.varying(axes), x.shape)
 
 
-def aligned(x: NamedTensor, shape: Shape) -> NamedTensor:
-    """`x` with its dimensions in the order of `shape`, of which it must hold a subset."""
-    order = [x.shape.axis(d) for d in shape if x.shape.has(d)]
-    if order == sorted(order):
-        return x
-    return NamedTensor(jnp.transpose(x.array, order), [x.shape[i] for i in order])
-
-
 def broadcast_shape(operands: Sequence[NamedTensor], output_shape: Iterable[Dimension] | None = None) -> Shape:
     """The shape of a component-wise operation: that of the operand whose dimensions include all the others'.
 
