@@ -170,15 +170,19 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """All whole checkpoints on disk, in increasing order. Warns, once each, of those that are not whole."""
-        whole = []
-        for step in sorted(int(p.name) for p in self.directory.iterdir() if p.name.isdecimal() and p.is_dir()):
-            if missing := _missing(self.path(step)):
-                if step not in self._warned:
-                    _log.warning("checkpoint %s is incomplete (no %s): ignored", self.path(step), missing[0])
-                self._warned.add(step)
-            else:
-                whole.append(step)
-        return whole
+        while True:
+            listed = self._listed()
+            broken = {step: missing for step in listed if (missing := _missing(self.path(step)))}
+            # A training process deletes an old step only after it wrote a newer one, perhaps since this listing.
+            if not broken or self._listed() == listed:
+                break
+        for step in sorted(broken.keys() - self._warned):
+            _log.warning("checkpoint %s is incomplete (no %s): ignored", self.path(step), broken[step][0])
+        self._warned.update(broken)
+        return [step for step in listed if step not in broken]
+
+    def _listed(self) -> list[int]:
+        return sorted(int(p.name) for p in self.directory.iterdir() if p.name.isdecimal() and p.is_dir())
 
     def latest(self) -> int | None:
         """The newest whole checkpoint, or None."""

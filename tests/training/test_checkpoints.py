@@ -275,6 +275,26 @@ def test_one_whole_checkpoint_exists_at_every_instant(tmp_path):
     assert None not in seen and len(set(seen)) > 1
 
 
+def test_a_step_deleted_while_the_directory_is_read_is_not_the_last_word(tmp_path, monkeypatch, caplog):
+    """Another process writes step 2 and then deletes step 1, after step 1 was listed here."""
+    with Checkpoints(tmp_path / "c", keep=1) as writer:
+        save(writer, 1)
+        writer.wait()
+        with Checkpoints(tmp_path / "c", read_only=True) as reader:
+            listed = reader._listed
+
+            def list_then_lose_it():
+                steps = listed()
+                if steps == [1]:
+                    save(writer, 2)
+                    writer.wait()
+                return steps
+
+            monkeypatch.setattr(reader, "_listed", list_then_lose_it)
+            assert reader.latest() == 2
+    assert "incomplete" not in caplog.text
+
+
 KILLED = """
 import sys, jax.numpy as jnp
 from mtf_experiments.mtf import Dimension, NamedTensor, Shape
