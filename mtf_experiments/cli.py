@@ -77,7 +77,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def add_devices(self) -> None:
         """Add `--devices`."""
-        self.add_argument("--devices", type=_positive, metavar="N", help="run on N virtual CPU devices")
+        self.add_argument("--devices", type=positive, metavar="N", help="run on N virtual CPU devices")
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse `argv`; arrange the virtual devices if `--devices` is given.
@@ -132,7 +132,8 @@ def _path(text: str) -> Path:
     return Path(text)
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """A whole number of at least 1, as the type of a flag."""
     if not re.fullmatch(r"[0-9]+", text) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)

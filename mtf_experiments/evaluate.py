@@ -1,4 +1,4 @@
-"""Evaluates checkpoints of a run: perplexity per word, per token and in bits per character, for any logit scales."""
+"""Evaluates checkpoints of a run: perplexity for any logit scales and, for a translation model, BLEU of whole splits."""
 
 from __future__ import annotations
 
@@ -6,18 +6,29 @@ from mtf_experiments import cli
 
 
 def main(argv: list[str]) -> None:
-    """`python -m mtf_experiments.evaluate --model_dir=DIR [--checkpoint=latest|best|all|STEP] [--gin_param=...]`."""
+    """`python -m mtf_experiments.evaluate --model_dir=DIR [--checkpoint=latest|best|all|STEP,...] [--gin_param=...]`."""
     parser = cli.CommandParser("evaluate", __doc__ or "")
     parser.add_gin_flags(required=False)
     parser.add_model_dir()
     parser.add_devices()
-    parser.add_argument("--checkpoint", default="latest", metavar="WHICH", help="latest, best, all, or a step")
+    parser.add_argument("--checkpoint", default="latest", metavar="WHICH", help="latest, best, all, or steps: 500,1000")
     parser.add_argument("--split", action="append", metavar="SPLIT", help="validation (default) or test; repeatable")
+    parser.add_argument("--average", type=cli.positive, metavar="N", help="the mean of the last N of the checkpoints")
+    parser.add_argument("--follow", action="store_true", help="then wait for new checkpoints, until the run's last one")
+    parser.add_argument(
+        "--patience",
+        type=cli.positive,
+        default=3600,
+        metavar="SECONDS",
+        help="stop following after so long without one",
+    )
     args = parser.parse(argv)
+    if args.follow and args.average:
+        parser.error("--follow evaluates each checkpoint, --average the mean of several: choose one")
 
     from mtf_experiments import config, experiment, mtf
     from mtf_experiments.errors import UserError
-    from mtf_experiments.evaluation.evaluator import PerplexityEvaluator, record
+    from mtf_experiments.evaluation.evaluator import Evaluator
     from mtf_experiments.evaluation.perplexity import choose_scale
     from mtf_experiments.reporting.run_directory import RunDirectory
     from mtf_experiments.training.checkpoints import Checkpoints
@@ -25,13 +36,13 @@ def main(argv: list[str]) -> None:
 
     run = RunDirectory.open(args.model_dir)
     exp = experiment.load([str(run.config), *args.gin_file], args.gin_param)
-    saved, now = run.config.read_text("utf-8"), config.resolved()
-    if differences := config.diff(saved, now):
+    if differences := config.diff(run.config.read_text("utf-8"), config.resolved()):
         print(f"different from {run.config}:\n{differences}", flush=True)
-    devices = cli.check_devices(args.devices)
-    mesh = mtf.make_mesh(exp.mesh(devices))
+    mesh = mtf.make_mesh(exp.mesh(cli.check_devices(args.devices)))
+    if args.follow:
+        run.checkpoints.mkdir(exist_ok=True)
     with Checkpoints(run.checkpoints, metric=BEST_BY, read_only=True) as checkpoints:
-        steps = checkpoints.choose(args.checkpoint)
+        steps = checkpoints.steps() if args.follow else checkpoints.choose(args.checkpoint)
         exp.task.check()
         programs = exp.programs(mesh)
         task = exp.task.prepare()
@@ -41,20 +52,47 @@ def main(argv: list[str]) -> None:
                 "evaluate with the data and vocabulary settings that it was trained with"
             )
         evaluation = exp.evaluation
-        evaluator = PerplexityEvaluator(programs, task, exp.eval_batch_size, evaluation.logit_scales)
-        splits = args.split or ["validation"]
-        for step in steps:
-            params = checkpoints.restore_params(step, programs.abstract_state().params)
-            for split in splits:
+        evaluator = Evaluator(programs, task, exp.eval_batch_size, evaluation.logit_scales, exp.decoding)
+        abstract = programs.abstract_state().params
+
+        def measure(params: dict[str, mtf.NamedTensor], step: int | str, source: str) -> None:
+            for split in args.split or ["validation"]:
                 result = evaluator.evaluate(params, split, evaluation.label if split == "validation" else "")
-                print("\n".join([f"checkpoint {checkpoints.path(step)}", *result.lines()]), flush=True)
-                if split == "validation" and len(result.scales) > 1:
-                    best = choose_scale(result)
+                print("\n".join([f"checkpoint {source}", *result.lines()]), flush=True)
+                if split == "validation" and len(result.perplexity.scales) > 1:
+                    best = choose_scale(result.perplexity)
                     print(
                         f"  best logit scale on this set: {best.logit_scale:g}, ppl/word {best.development.ppl_word:.4f} "
                         f"(at 1: {best.development_at_one.ppl_word:.4f})"
                     )
-                cli.wrote(record(result, run, task.task.name, step, str(checkpoints.path(step))))
+                for path in result.record(run, task.task.name, step, source):
+                    cli.wrote(path)
+
+        if args.average:
+            averaged = checkpoints.steps()
+            averaged = averaged[: averaged.index(steps[-1]) + 1][-args.average :]
+            if len(averaged) < args.average:
+                raise UserError(f"--average={args.average}: up to step {steps[-1]} there are only {averaged}")
+            name = f"{averaged[-1]}-average{len(averaged)}"
+            sources = ", ".join(map(str, averaged))
+            measure(
+                checkpoints.restore_average(averaged, abstract), name, f"{run.checkpoints}, mean of steps {sources}"
+            )
+            return
+        done: set[int] = set()
+        for step in steps:
+            measure(checkpoints.restore_params(step, abstract), step, str(checkpoints.path(step)))
+            done.add(step)
+        if args.follow:
+            for step in checkpoints.follow(done, exp.train_steps, args.patience):
+                try:
+                    params = checkpoints.restore_params(step, abstract)
+                except UserError as error:
+                    if checkpoints.path(step).exists():
+                        raise
+                    print(f"checkpoint {step} was deleted before it was evaluated ({error})", flush=True)
+                    continue
+                measure(params, step, str(checkpoints.path(step)))
 
 
 if __name__ == "__main__":

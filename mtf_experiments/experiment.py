@@ -11,14 +11,19 @@ from typing import TYPE_CHECKING
 import gin
 
 from mtf_experiments import config, mtf
+from mtf_experiments.data.pair_sources import ParallelTextSource, TfdsPairSource
 from mtf_experiments.data.sources import TextSource
 from mtf_experiments.data.synthetic import SyntheticSource
+from mtf_experiments.data.synthetic_pairs import SyntheticPairSource
 from mtf_experiments.data.tasks import LanguageModelTask
 from mtf_experiments.data.tfds_source import TfdsSource  # noqa: E402
 from mtf_experiments.data.tokenizer import Vocabulary
+from mtf_experiments.data.translation_task import TranslationTask
+from mtf_experiments.data.tsv_pairs import TsvPairSource
 from mtf_experiments.errors import UserError
-from mtf_experiments.evaluation.settings import Evaluation
+from mtf_experiments.evaluation.settings import Decoding, Evaluation
 from mtf_experiments.models.language_model import LanguageModelConfig
+from mtf_experiments.models.translation import TranslationModelConfig
 from mtf_experiments.training.optimizers import Adafactor, AdamW, Optimizer
 from mtf_experiments.training.schedules import Constant, InverseSquareRootToZero, Schedule, WarmupCosine
 from mtf_experiments.training.settings import Training
@@ -29,6 +34,7 @@ if TYPE_CHECKING:
 
 CONFIGURABLE = (
     *(TextSource, TfdsSource, SyntheticSource, LanguageModelTask, Vocabulary, LanguageModelConfig),
+    *(ParallelTextSource, TsvPairSource, TfdsPairSource, SyntheticPairSource, TranslationTask, TranslationModelConfig),
     *(Adafactor, AdamW, Constant, InverseSquareRootToZero, WarmupCosine),
 )
 """What Gin files may refer to; importing it here registers it."""
@@ -46,8 +52,8 @@ class Experiment:
 
     mesh_shape: str
     layout: str
-    model: LanguageModelConfig
-    task: LanguageModelTask
+    model: LanguageModelConfig | TranslationModelConfig
+    task: LanguageModelTask | TranslationTask
     optimizer: Optimizer
     schedule: Schedule
     batch_size: int
@@ -55,6 +61,7 @@ class Experiment:
     seed: int = 0
     training: Training = field(default_factory=Training)
     evaluation: Evaluation = field(default_factory=Evaluation)
+    decoding: Decoding = field(default_factory=Decoding)
 
     def __post_init__(self) -> None:
         for part, names, least in (
@@ -65,7 +72,13 @@ class Experiment:
             (self.training, ("log_every", "eval_every", "checkpoint_every", "keep_every"), 0),
             (self.training, ("peak_flops", "stall_seconds", "label_smoothing"), 0),
             (self.model, ("attention_dropout", "relu_dropout", "residual_dropout"), 0),
-            (self.evaluation, ("batch_size",), 0),
+            (self.evaluation, ("batch_size", "bleu_every"), 0),
+            (self.decoding, ("beam", "n_best", "min_length", "batch_size"), 1),
+            (
+                self.decoding,
+                ("alpha", "max_length", "length_factor", "length_offset", "temperature", "top_k", "seed"),
+                0,
+            ),
         ):
             for name in names:
                 value, most = getattr(part, name), 1 if name.endswith(("_dropout", "_smoothing")) else math.inf
@@ -78,39 +91,54 @@ class Experiment:
             if not scales or not all(0 < scale < math.inf for scale in scales):
                 full = f"Evaluation.{name}"
                 raise UserError(f"{full} is {scales}; want one or more positive numbers, e.g. (0.9, 1.0){_at(full)}")
+        if self.decoding.n_best > self.decoding.beam:
+            raise UserError(
+                f"Decoding.n_best is {self.decoding.n_best}, more than the beam of {self.decoding.beam}"
+                f"{_at('Decoding.n_best')}"
+            )
+        if not 0 < self.decoding.top_p <= 1:
+            raise UserError(
+                f"Decoding.top_p is {self.decoding.top_p}; want more than 0, at most 1{_at('Decoding.top_p')}"
+            )
         ids, most = self.task.vocabulary.size, self.model.vocab_size
         if ids > most:
             raise UserError(
                 f"the vocabulary may have {ids:,} ids{_at('Vocabulary.size')}, but the model has only {most:,}"
-                f"{_at('vocab_size', 'LanguageModelConfig.vocab_size')}; raise the one or lower the other"
+                f"{_at('vocab_size', f'{type(self.model).__name__}.vocab_size')}; raise the one or lower the other"
             )
         parts = self.training.microbatches
         if parts < 1 or self.batch_size % parts:
             raise UserError(
                 f"batch_size {self.batch_size}{_at('batch_size')} does not divide into {parts} microbatches"
             )
-        if self.task.row_length > self.model.row_length:
+        if set(self.model.FEATURES.values()) != set(self.task.lengths):
             raise UserError(
-                f"rows of {self.task.row_length} tokens (task) are longer than the {self.model.row_length} positions "
-                "that the model has; set LanguageModelConfig.row_length to at least as many"
+                f"a {type(self.task).__name__} makes rows of {' and '.join(self.task.lengths)}, a "
+                f"{type(self.model).__name__} is not for them{_at('Experiment.model')}; take the model and the task of "
+                "one kind"
             )
+        for name, length in self.task.lengths.items():
+            if length > self.model.row_length:
+                raise UserError(
+                    f"rows of {length} tokens ({name} of the task) are longer than the {self.model.row_length} positions "
+                    f"that the model has; set {type(self.model).__name__}.row_length to at least as many"
+                )
 
     @property
     def eval_batch_size(self) -> int:
-        """Rows of an evaluation batch."""
         """Rows of an evaluation batch."""
         return self.evaluation.batch_size or self.batch_size
 
     @property
     def flops_per_step(self) -> float:
         """Model FLOPs of a training step over all devices."""
-        return self.model.flops_per_row(self.task.row_length) * self.batch_size
+        return self.model.flops_per_row(self.task.lengths) * self.batch_size
 
     def programs(self, mesh: Mesh | AbstractMesh) -> Programs:
         """Shapes, placements and compiled functions on `mesh`. Raises UserError with the place of an illegal layout."""
         settings = StepSettings(
             self.batch_size,
-            self.task.row_length,
+            self.task.lengths,
             self.training.microbatches,
             self.seed,
             self.training.label_smoothing,
@@ -118,7 +146,7 @@ class Experiment:
         layout = self._layout()
         try:
             programs = Programs(self.model, mesh, layout, self.optimizer, self.schedule, settings)
-            programs.check_eval(self.eval_batch_size)
+            programs.eval_shapes(self.eval_batch_size)
             return programs
         except mtf.LayoutError as error:
             raise UserError(f"{error}{_at('layout')}") from error
@@ -132,7 +160,7 @@ class Experiment:
             "layout": repr(self._layout()),
             "model": f"{model.num_layers} layers, d_model {model.d_model}, d_ff {model.d_ff}, {model.num_heads} heads "
             f"of {model.d_kv}, vocabulary {model.vocab_size} padded to {model.padded_vocab_size}, {model.activations}",
-            "batch": f"{self.batch_size} rows of {self.task.row_length} tokens"
+            "batch": f"{self.batch_size} rows of {' + '.join(map(str, self.task.lengths.values()))} tokens"
             + (f" in {parts} microbatches" if parts > 1 else "")
             + f", {self.train_steps:,} steps, seed {self.seed}",
         }

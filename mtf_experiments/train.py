@@ -48,14 +48,16 @@ def main(argv: list[str]) -> None:
     environment = describe_environment(
         exp.seed, exp.mesh_shape, exp.layout, task.fingerprints(), counts=task.all_counts()
     )
-    trainer = Trainer(programs, task, run, exp.train_steps, exp.training, exp.evaluation, exp.flops_per_step)
+    trainer = Trainer(
+        programs, task, run, exp.train_steps, exp.training, exp.evaluation, exp.decoding, exp.flops_per_step
+    )
     run.record(config.resolved(), environment)
     if run.writer:
         run.tokenizer.write_bytes(task.tokenizer.model)
         write_atomically(run.plan, json.dumps(sizes.as_json(), indent=1) + "\n")
     result = trainer.train()
     if (source := task.source_perplexity("validation")) is not None:
-        reached = result.at(1.0).ppl_word
+        reached = result.perplexity.at(1.0).ppl_word
         print(f"the source itself: ppl/word {source:.4f}; the model is {reached / source - 1:.1%} above it")
     cli.wrote(run.path)
 

@@ -52,12 +52,10 @@ def rows(batch: int, length: int, vocab: int) -> dict[str, np.ndarray]:
 def ours(config: LanguageModelConfig, batch: int, mesh_shape: str, layout: str) -> Callable[[], Any]:
     """One call, one step of the product's own training program."""
     mesh = mtf.make_mesh(mesh_shape, jax.devices()[: mtf.MeshShape(mesh_shape).processors])
-    settings = StepSettings(batch, config.row_length)
+    settings = StepSettings(batch, {"length": config.row_length})
     programs = Programs(config, mesh, mtf.Layout(layout), Adafactor(), Constant(RATE), settings)
     data = rows(batch, config.row_length, config.vocab_size)
-    placed = device_batch(
-        lambda n: {k: v[n] for k, v in data.items()}, programs.train_shape, programs.sharding(programs.train_shape)
-    )
+    placed = device_batch(lambda n: {k: v[n] for k, v in data.items()}, programs.train_shapes, programs.sharding)
     update = programs.compiled_update()
     state = programs.initialise()
 
@@ -72,7 +70,7 @@ def ours(config: LanguageModelConfig, batch: int, mesh_shape: str, layout: str) 
 def by_hand(config: LanguageModelConfig, batch: int) -> Callable[[], Any]:
     """The same step in plain JAX: einsums, a loop over layers, jax.random, optax."""
     mesh = mtf.make_mesh("all:1", jax.devices()[:1])
-    settings = StepSettings(batch, config.row_length)
+    settings = StepSettings(batch, {"length": config.row_length})
     named = Programs(config, mesh, mtf.Layout(""), Adafactor(), Constant(RATE), settings)
     state = named.initialise()
     params = {name: p.array for name, p in state.params.items()}
@@ -180,7 +178,7 @@ def main() -> None:
         print(json.dumps(ratio(eight, ours(config, args.batch, "all:1", ""), max(3, args.rounds // 3))))
         return
     against, mine, plain = ratio(ours(config, args.batch, "all:1", ""), by_hand(config, args.batch), args.rounds)
-    rate, flops = matmul_rate(), config.flops_per_row(config.row_length) * args.batch
+    rate, flops = matmul_rate(), config.flops_per_row({"length": config.row_length}) * args.batch
     environment = os.environ | {
         "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
         "JAX_PLATFORMS": "cpu",

@@ -6,6 +6,7 @@ dict, Callable, classes and protocols.  What cannot be judged (Any, type variabl
 
 import collections.abc
 import inspect
+import sys
 import types
 import typing
 from collections.abc import Callable
@@ -24,21 +25,25 @@ class Reference(typing.NamedTuple):
 def annotations_of(configurable: Callable[..., Any]) -> dict[str, Any]:
     """Return the resolved annotations of a function's, or a class's constructor's, parameters."""
     function = configurable
+    names: dict[str, Any] = {}
     if inspect.isclass(configurable):
         function = configurable.__init__ if configurable.__init__ is not object.__init__ else configurable.__new__
+        for base in reversed(configurable.__mro__):  # a dataclass inherits annotations written in other modules
+            names |= vars(sys.modules[base.__module__])
     function = inspect.unwrap(function)
+    names = names or getattr(function, "__globals__", {})
     result = {}
     for name, annotation in getattr(function, "__annotations__", {}).items():
         try:
-            result[name] = _resolve(annotation, function)
+            result[name] = _resolve(annotation, names)
         except (NameError, AttributeError, TypeError, SyntaxError):
             result[name] = Any
     return result
 
 
-def _resolve(annotation: Any, function: Callable[..., Any]) -> Any:
+def _resolve(annotation: Any, names: dict[str, Any]) -> Any:
     holder = types.SimpleNamespace(__annotations__={"x": annotation})
-    return typing.get_type_hints(holder, getattr(function, "__globals__", {}))["x"]
+    return typing.get_type_hints(holder, names)["x"]
 
 
 def conforms(value: Any, annotation: Any) -> bool:

@@ -1,13 +1,12 @@
-"""Several sentences in one row of fixed length.
+"""Several sentences, or pairs of them, in one row of fixed length.
 
 A sentence longer than a row is chopped into pieces of the row's length and a rest; all other pieces are whole
-sentences. Each piece becomes
-a segment of its own: positions restart and attention stays inside. Training rows are filled first-fit (as the paper's
-    data were), rows
-for evaluation in the order of the text. Both give a `Packing`, and `fill_rows` makes arrays of any `Packing`: there
-is one such code.
+sentences. Each piece becomes a segment of its own: positions restart and attention stays inside. Training rows are
+filled first-fit (as the paper's data were), rows for evaluation in the order of the text. Both give a `Packing`, and
+`fill_rows` makes arrays of any `Packing`: there is one such code.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,16 +60,7 @@ def pack_first_fit(offsets: np.ndarray, row_length: int, order: np.ndarray) -> P
         order: the sentences in the order in which they are packed.
     """
     start, length, chopped = _pieces(offsets, row_length, order)
-    per_chunk = _BLOCK * _BLOCKS_AT_ONCE
-    row_of, rows = np.empty(len(start), np.int64), 0
-    for first in range(0, len(start), per_chunk):
-        part = slice(first, first + per_chunk)
-        row_of[part], used = _first_fit(length[part], row_length)
-        row_of[part] += rows
-        rows += used
-    by_row = np.argsort(row_of, kind="stable")  # pieces of a row keep the order in which they came
-    row_start = np.zeros(rows + 1, np.int64)
-    np.cumsum(np.bincount(row_of, minlength=rows), out=row_start[1:])
+    by_row, row_start = _in_rows([length], [row_length])
     return _conserving(Packing(row_length, start[by_row], length[by_row], row_start, chopped), offsets, order)
 
 
@@ -78,13 +68,85 @@ def pack_in_order(offsets: np.ndarray, row_length: int) -> Packing:
     """Fill rows with all sentences in the order of the text: a row ends where the next piece does not fit."""
     order = np.arange(len(offsets) - 1)
     start, length, chopped = _pieces(offsets, row_length, order)
-    ends = np.cumsum(length, dtype=np.int64)
+    return _conserving(
+        Packing(row_length, start, length, _consecutive([length], [row_length]), chopped), offsets, order
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class PairPacking:
+    """Two packings with the same rows: piece k of a row of `inputs` is the source of piece k of that row of `targets`.
+
+    Attributes:
+        inputs, targets: the two sides.
+        truncated: sources that did not fit into a row and lost their end; `targets.chopped` were chopped.
+    """
+
+    inputs: Packing
+    targets: Packing
+    truncated: int = 0
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    @property
+    def tokens(self) -> int:
+        """Target tokens in all rows."""
+        return self.targets.tokens
+
+    @property
+    def fill(self) -> float:
+        """Share of the target positions that hold a token."""
+        return self.targets.fill
+
+
+def pack_pairs_first_fit(offsets: Sequence[np.ndarray], row_lengths: Sequence[int], order: np.ndarray) -> PairPacking:
+    """Fill rows with pairs in the given order, each going to the first row with room for both of its sides.
+
+    Args:
+        offsets: of the sources and of the targets, as in `pack_first_fit`.
+        row_lengths: source tokens and target tokens per row; no pair in `order` may have more.
+        order: the pairs in the order in which they are packed.
+    """
+    starts = [o[order] for o in offsets]
+    lengths = [(o[order + 1] - o[order]).astype(np.int32) for o in offsets]
+    for length, row_length in zip(lengths, row_lengths, strict=True):
+        if len(length) and length.max() > row_length:
+            raise ValueError(f"a sentence of {length.max()} tokens does not fit into a row of {row_length}")
+    by_row, row_start = _in_rows(lengths, row_lengths)
+    inputs, targets = (
+        _conserving(Packing(row_length, start[by_row], length[by_row], row_start, 0), o, order)
+        for row_length, start, length, o in zip(row_lengths, starts, lengths, offsets, strict=True)
+    )
+    return PairPacking(inputs, targets)
+
+
+def pack_pairs_in_order(offsets: Sequence[np.ndarray], row_lengths: Sequence[int]) -> PairPacking:
+    """Fill rows with all pairs in the order of the text.
+
+    A source longer than a row loses its end; a target longer than a row is chopped, and each piece gets the source.
+    """
+    order = np.arange(len(offsets[1]) - 1)
+    start, length, chopped = _pieces(offsets[1], row_lengths[1], order)
+    pieces = -(-np.diff(offsets[1]) // row_lengths[1])
+    whole = np.diff(offsets[0])
+    source_length = np.repeat(np.minimum(whole, row_lengths[0]), pieces).astype(np.int32)
+    row_start = _consecutive([source_length, length], row_lengths)
+    targets = _conserving(Packing(row_lengths[1], start, length, row_start, chopped), offsets[1], order)
+    inputs = Packing(row_lengths[0], np.repeat(offsets[0][:-1], pieces), source_length, row_start, 0)
+    return PairPacking(inputs, targets, int((whole > row_lengths[0]).sum()))
+
+
+def _consecutive(lengths: Sequence[np.ndarray], row_lengths: Sequence[int]) -> np.ndarray:
+    """Where rows start if each takes pieces in their order until one does not fit on every side."""
+    ends = [np.cumsum(length, dtype=np.int64) for length in lengths]
     row_start = [0]
-    while row_start[-1] < len(start):
+    while row_start[-1] < len(lengths[0]):
         first = row_start[-1]
-        before = ends[first - 1] if first else 0
-        row_start.append(int(np.searchsorted(ends, before + row_length, side="right")))
-    return _conserving(Packing(row_length, start, length, np.array(row_start, np.int64), chopped), offsets, order)
+        before = [e[first - 1] if first else 0 for e in ends]
+        sides = zip(ends, before, row_lengths, strict=True)
+        row_start.append(min(int(np.searchsorted(e, b + row_length, side="right")) for e, b, row_length in sides))
+    return np.array(row_start, np.int64)
 
 
 def fill_rows(packing: Packing, rows: np.ndarray, tokens: np.ndarray) -> dict[str, np.ndarray]:
@@ -140,27 +202,56 @@ def _pieces(offsets: np.ndarray, row_length: int, order: np.ndarray) -> tuple[np
     return start, length, int((count > 1).sum())
 
 
-def _first_fit(length: np.ndarray, row_length: int) -> tuple[np.ndarray, int]:
+def _in_rows(lengths: Sequence[np.ndarray], row_lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """First-fit of pieces, in their order: the pieces sorted by row, and where among them each row starts.
+
+    Each piece has one length for every side of the rows (a sentence pair has two) and needs room on all of them.
+    """
+    count = len(lengths[0])
+    per_chunk = _BLOCK * _BLOCKS_AT_ONCE
+    row_of, rows = np.empty(count, np.int64), 0
+    for first in range(0, count, per_chunk):
+        part = slice(first, first + per_chunk)
+        row_of[part], used = _first_fit([length[part] for length in lengths], row_lengths)
+        row_of[part] += rows
+        rows += used
+    by_row = np.argsort(row_of, kind="stable")  # pieces of a row keep the order in which they came
+    row_start = np.zeros(rows + 1, np.int64)
+    np.cumsum(np.bincount(row_of, minlength=rows), out=row_start[1:])
+    return by_row, row_start
+
+
+def _first_fit(lengths: Sequence[np.ndarray], row_lengths: Sequence[int]) -> tuple[np.ndarray, int]:
     """First-fit of each block of `_BLOCK` pieces into rows of its own: row of each piece, and number of rows."""
-    size = min(_BLOCK, len(length))
-    blocks = -(-len(length) // size)
-    dtype = np.int16 if row_length <= np.iinfo(np.int16).max else np.int32
-    padded = np.zeros(blocks * size, dtype)  # the last block is filled up with nothing, which fits anywhere
-    padded[: len(length)] = length
-    table = np.ascontiguousarray(padded.reshape(blocks, size).T)
-    space = np.full((blocks, 64), row_length, dtype)
+    count = len(lengths[0])
+    size = min(_BLOCK, count)
+    blocks = -(-count // size)
+    dtype = np.int16 if max(row_lengths) <= np.iinfo(np.int16).max else np.int32
+    tables, spaces = [], []
+    for length, row_length in zip(lengths, row_lengths, strict=True):
+        padded = np.zeros(blocks * size, dtype)  # the last block is filled up with nothing, which fits anywhere
+        padded[:count] = length
+        tables.append(np.ascontiguousarray(padded.reshape(blocks, size).T))
+        spaces.append(np.full((blocks, 64), row_length, dtype))
     chosen = np.empty((size, blocks), np.int32)
     block = np.arange(blocks)
     opened = 0  # rows opened by the block with most of them; all later ones are still empty
-    for number, wanted in enumerate(table):
-        if opened == space.shape[1]:
-            space = np.concatenate([space, np.full_like(space, row_length)], axis=1)
-        row = (space[:, : opened + 1] >= wanted[:, None]).argmax(axis=1)
-        space[block, row] -= wanted
+    for number in range(size):
+        if opened == spaces[0].shape[1]:
+            spaces = [
+                np.concatenate([s, np.full_like(s, row_length)], axis=1)
+                for s, row_length in zip(spaces, row_lengths, strict=True)
+            ]
+        fits = np.bool_(True)
+        for space, table in zip(spaces, tables, strict=True):
+            fits = fits & (space[:, : opened + 1] >= table[number][:, None])
+        row = np.asarray(fits).argmax(axis=1)
+        for space, table in zip(spaces, tables, strict=True):
+            space[block, row] -= table[number]
         chosen[number] = row
         opened = max(opened, int(row.max()) + 1)
     used = chosen.max(axis=0) + 1
-    row_of = (chosen + (np.cumsum(used) - used)).T.reshape(-1)[: len(length)]
+    row_of = (chosen + (np.cumsum(used) - used)).T.reshape(-1)[:count]
     return row_of, int(used.sum())
 
 

@@ -214,13 +214,13 @@ class TextSource:
             raise UserError(f"TextSource has no {split} split; set TextSource.{split}")
         folder = self._folder()
         if not folder.is_dir():
-            raise UserError(f"no folder {folder} for the {split} split; {_what_exists(folder)}")
+            raise UserError(f"no folder {folder} for the {split} split; {what_exists(folder)}")
         found: list[Path] = []
         for pattern in [patterns] if isinstance(patterns, str) else patterns:
             matches = sorted(glob.glob(pattern, root_dir=folder, recursive=True))
             matched = [folder / name for name in matches if (folder / name).is_file()]
             if not matched:
-                raise UserError(f"no file {folder / pattern} for the {split} split; {_what_exists(folder / pattern)}")
+                raise UserError(f"no file {folder / pattern} for the {split} split; {what_exists(folder / pattern)}")
             found += matched
         twice = {file for file in found if found.count(file) > 1} if len(set(found)) < len(found) else ()
         if twice:
@@ -237,7 +237,7 @@ def _not_empty(part: Iterator[str], file: Path) -> Iterator[str]:
         raise UserError(f"{file} is empty")
 
 
-def _what_exists(path: Path) -> str:
+def what_exists(path: Path) -> str:
     """What a user finds where the path begins to be wrong."""
     while not path.is_dir():
         path = path.parent

@@ -1,27 +1,26 @@
-"""Tasks: a source, its vocabulary and how its text is put into rows."""
+"""The language-model task: a source, its vocabulary and how its text is put into rows."""
 
-import hashlib
 import importlib.util  # noqa: F401  (gin uses importlib.util without importing it)
-import json
 import math
-import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import gin
 
-from mtf_experiments.data.files import file_sha256, lock, write_directory
+from mtf_experiments.data.cache import cache_key, check_name, check_splits, kept_vocabulary
 from mtf_experiments.data.pipeline import EvalRows, TrainRows
-from mtf_experiments.data.sources import Source, check_readable, first_lines, lines
+from mtf_experiments.data.rows import SentenceRows
+from mtf_experiments.data.sources import Source, SourceInfo, check_readable, first_lines, lines
 from mtf_experiments.data.synthetic import SyntheticSource
 from mtf_experiments.data.text_io import is_blank
 from mtf_experiments.data.token_store import FORMAT, TokenStore, build_store
 from mtf_experiments.data.tokenizer import Tokenizer, Vocabulary, require_known
 from mtf_experiments.errors import UserError
 
-_CHECKED_LINES = 1000  # examples whose share of unknown ids is looked at
+CHECKED_LINES = 1000
+"""Examples whose share of unknown ids is looked at."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,22 +41,25 @@ class PreparedTask:
 
     def train_rows(self, batch_size: int, seed: int, vocab_size: int) -> TrainRows:
         """Training batches; `seed` decides their order, `vocab_size` is the model's."""
-        return TrainRows(self.stores["train"], self.task.row_length, batch_size, seed, vocab_size)
+        return TrainRows(SentenceRows(self.stores["train"], self.task.row_length, vocab_size), batch_size, seed)
 
     def eval_rows(self, split: str, batch_size: int, vocab_size: int) -> EvalRows:
         """Evaluation batches of a split."""
         if split not in self.stores:
             raise UserError(f"task {self.task.name} has no {split} split; it has {', '.join(self.stores)}")
-        return EvalRows(self.stores[split], self.task.row_length, batch_size, vocab_size)
+        return EvalRows(SentenceRows(self.stores[split], self.task.row_length, vocab_size), batch_size)
+
+    def text(self, split: str) -> SourceInfo:
+        """What the text of a split is, whose tokens are predicted."""
+        manifest = self.stores[split].manifest
+        assert manifest is not None
+        return manifest.source
 
     def counts(self, split: str) -> dict[str, int | float]:
         """All counts of a split: of the text, of the tokens, and sentences longer than a row."""
         store = self.stores[split]
         assert store.manifest is not None
-        text = asdict(store.manifest.source.whole)
-        del text["sha256"]
-        tokens = asdict(store.manifest.counts)
-        return text | tokens | {"over_long": store.over_long(self.task.row_length)}
+        return store.manifest.all_counts() | {"over_long": store.over_long(self.task.row_length)}
 
     def all_counts(self) -> dict[str, dict[str, int | float]]:
         """The counts of every split."""
@@ -72,12 +74,7 @@ class PreparedTask:
 
     def fingerprints(self) -> dict[str, Any]:
         """What identifies text and vocabulary: files, counts and hashes, as plain JSON."""
-        splits = {}
-        for split, store in self.stores.items():
-            assert store.manifest is not None
-            splits[split] = store.manifest.source.as_json() | {
-                "tokens_sha256": store.manifest.files["tokens.npy"]["sha256"]
-            }
+        splits = {split: store.fingerprint() for split, store in self.stores.items()}
         vocabulary = {"sha256": self.tokenizer.fingerprint, "size": self.tokenizer.vocab_size}
         return {"task": self.task.name, "vocabulary": vocabulary, "splits": splits}
 
@@ -120,10 +117,14 @@ class LanguageModelTask:
     threads: int | None = None
 
     def __post_init__(self):
-        if not re.fullmatch(r"[A-Za-z0-9_.]+", self.name):
-            raise UserError(f"LanguageModelTask.name is {self.name!r}; letters, digits, _ and . are possible")
+        check_name(self.name, "LanguageModelTask.name")
         if self.row_length < 2:
             raise UserError(f"LanguageModelTask.row_length is {self.row_length}; it must be at least 2")
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """Length of a row by dimension."""
+        return {"length": self.row_length}
 
     @property
     def cache(self) -> Path:
@@ -136,11 +137,7 @@ class LanguageModelTask:
         Raises:
             UserError: naming the file and what is wrong.
         """
-        for split in ("train", "validation"):
-            if split not in self.source.splits:
-                raise UserError(
-                    f"task {self.name} has no {split} split; its source has {', '.join(self.source.splits)}"
-                )
+        check_splits(self.source.splits, self.name)
         check_readable(self.source)
 
     def prepare(self) -> PreparedTask:
@@ -150,45 +147,22 @@ class LanguageModelTask:
             UserError: unreadable or unexpected text, impossible vocabulary settings, damaged cache.
         """
         self.check()
-        tokenizer = self._tokenizer(self.cache / "vocabularies")
+        tokenizer = kept_vocabulary(
+            self.cache / "vocabularies",
+            self.name,
+            self.vocabulary,
+            [self.source.signature("train")],
+            lines(self.source, "train"),
+        )
         unknown, stores = {}, {}
         for split in self.source.splits:
-            first = [line for line in first_lines(self.source, split, _CHECKED_LINES) if not is_blank(line)]
+            first = [line for line in first_lines(self.source, split, CHECKED_LINES) if not is_blank(line)]
             unknown[split] = require_known(tokenizer, first, self.unknown_limit, f"the {split} split of {self.name}")
         for split in self.source.splits:
-            key = _key(self.source.signature(split), tokenizer.fingerprint, FORMAT)
+            key = cache_key(self.source.signature(split), tokenizer.fingerprint, FORMAT)
             path = self.cache / "tokens" / f"{self.name}-{split}-{key}"
             stores[split] = build_store(path, self.source, split, tokenizer, self.threads)
             manifest = stores[split].manifest
             assert manifest is not None
             self.source.check_content(manifest.source)
         return PreparedTask(self, tokenizer, stores, unknown)
-
-    def _tokenizer(self, folder: Path) -> Tokenizer:
-        settings = asdict(self.vocabulary)
-        path = folder / f"{self.name}-{_key(self.source.signature('train'), settings, FORMAT)}"
-        model, manifest = path / "tokenizer.model", path / "manifest.json"
-        with lock(path.with_name(path.name + ".lock")):
-            if not path.exists():
-                made = self.vocabulary.train(lines(self.source, "train"))
-                with write_directory(path) as directory:
-                    (directory / model.name).write_bytes(made.model)
-                    description = {
-                        "settings": settings,
-                        "fingerprint": made.fingerprint,
-                        "sha256": file_sha256(directory / model.name),
-                    }
-                    (directory / manifest.name).write_text(json.dumps(description, indent=1) + "\n", "utf-8")
-            try:
-                expected = json.loads(manifest.read_bytes())["sha256"]
-                if file_sha256(model) != expected:
-                    raise ValueError("sha256 differs")
-            except (OSError, ValueError, KeyError) as error:
-                raise UserError(
-                    f"{model} does not match its manifest ({error}); delete {path} to have it made again"
-                ) from error
-        return Tokenizer(model.read_bytes(), str(model))
-
-
-def _key(*parts: object) -> str:
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

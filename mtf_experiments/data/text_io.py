@@ -7,6 +7,7 @@ on how many lines a file has.
 
 import gzip
 import hashlib
+import html
 import re
 import zlib
 from collections.abc import Iterable, Iterator
@@ -20,6 +21,7 @@ from mtf_experiments.data.files import write_atomically
 from mtf_experiments.errors import UserError
 
 _BOM = b"\xef\xbb\xbf"
+_SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.DOTALL | re.IGNORECASE)
 _LINE_BREAKS = re.compile(r"\r\n|[\r\n\t]")
 
 
@@ -33,7 +35,7 @@ def open_bytes(path: str | Path) -> BinaryIO:
 
 
 def read_lines(path: str | Path) -> Iterator[str]:
-    """The lines of a text file without their line ends.
+    """The lines of a text file without their line ends; of a `.sgm` file (WMT test sets) its segments, one a line.
 
     A byte order mark at the start of the file is dropped; characters such as U+2028, U+0085, form feed or a CR in the
     middle of a line stay part of it. A last line without LF counts as a line.
@@ -41,22 +43,35 @@ def read_lines(path: str | Path) -> Iterator[str]:
     Raises:
         UserError: the file cannot be read or is not UTF-8; the message names file and line number.
     """
+    path = Path(path)
+    if ".sgm" in path.suffixes[-2:]:
+        text = "\n".join(_decoded_lines(path))
+        return (one_line(html.unescape(segment)).strip() for segment in _SEGMENT.findall(text))
+    return _decoded_lines(path)
+
+
+def _decoded_lines(path: Path) -> Iterator[str]:
     with open_bytes(path) as file:
-        number = 0
-        try:
-            for number, raw in enumerate(file, start=1):  # a binary file iterates by LF only
-                if number == 1:
-                    raw = raw.removeprefix(_BOM)
-                yield raw.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"{path}, line {number}: not UTF-8 (byte 0x{error.object[error.start]:02x}, number {error.start} of "
-                "the line); convert the file to UTF-8"
-            ) from error
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise UserError(f"{path}: damaged or incomplete gzip file after line {number}: {error}") from error
-        except OSError as error:
-            raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+        yield from decoded_lines(file, str(path))
+
+
+def decoded_lines(file: BinaryIO, name: str) -> Iterator[str]:
+    """The lines of an opened file; `name` stands for it in errors. See `read_lines`."""
+    number = 0
+    try:
+        for number, raw in enumerate(file, start=1):  # a binary file iterates by LF only
+            if number == 1:
+                raw = raw.removeprefix(_BOM)
+            yield raw.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{name}, line {number}: not UTF-8 (byte 0x{error.object[error.start]:02x}, number {error.start} of "
+            "the line); convert the file to UTF-8"
+        ) from error
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UserError(f"{name}: damaged or incomplete gzip file after line {number}: {error}") from error
+    except OSError as error:
+        raise UserError(f"cannot read {name}: {error.strerror or error}") from error
 
 
 def one_line(text: str) -> str:

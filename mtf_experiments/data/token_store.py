@@ -65,6 +65,12 @@ class Manifest:
         """Plain dictionaries, lists and numbers."""
         return asdict(self) | {"source": self.source.as_json()}
 
+    def all_counts(self) -> dict[str, int]:
+        """Counts of the text and of the tokens."""
+        text = asdict(self.source.whole)
+        del text["sha256"]
+        return text | asdict(self.counts)
+
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Manifest":
         """Inverse of `as_json`."""
@@ -106,6 +112,11 @@ class TokenStore:
     def lengths(self) -> np.ndarray:
         """`[sentences]` tokens of each sentence, EOS included."""
         return np.diff(self.offsets)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What identifies text and tokens, as plain JSON. The store has a manifest."""
+        assert self.manifest is not None
+        return self.manifest.source.as_json() | {"tokens_sha256": self.manifest.files["tokens.npy"]["sha256"]}
 
     def over_long(self, row_length: int) -> int:
         """The number of sentences that do not fit into one row."""

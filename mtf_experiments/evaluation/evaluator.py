@@ -1,21 +1,20 @@
-"""Perplexity of a model on a whole split, in one pass for any number of logit scales."""
+"""What is measured of a model on a whole split: perplexity, for any number of logit scales in one pass, and BLEU."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import jax
-import numpy as np
-
-from mtf_experiments import mtf
 from mtf_experiments.data.tasks import PreparedTask
+from mtf_experiments.data.translation_task import PreparedTranslation
 from mtf_experiments.evaluation.perplexity import PerplexityAccumulator, PerplexityResult, TextCounts, choose_scale
+from mtf_experiments.evaluation.settings import Decoding
+from mtf_experiments.evaluation.translation import TranslationEvaluator, TranslationResult, record_translations
 from mtf_experiments.models.parameters import Parameters
 from mtf_experiments.reporting.run_directory import RunDirectory, write_atomically
-from mtf_experiments.training.feed import device_batch
+from mtf_experiments.training.feed import device_batch, to_host
 from mtf_experiments.training.step import Programs
 
 
@@ -26,11 +25,13 @@ class PerplexityEvaluator:
     nothing.
     """
 
-    def __init__(self, programs: Programs, task: PreparedTask, batch_size: int, scales: Sequence[float]) -> None:
+    def __init__(
+        self, programs: Programs, task: PreparedTask | PreparedTranslation, batch_size: int, scales: Sequence[float]
+    ) -> None:
         self._programs, self._task = programs, task
         self._scales = tuple(float(s) for s in scales)
         self._nll = programs.compiled_nll(self._scales)
-        self._shape = programs.eval_shape(batch_size)
+        self._shapes = programs.eval_shapes(batch_size)
         self._batch_size = batch_size
 
     def evaluate(
@@ -41,14 +42,12 @@ class PerplexityEvaluator:
         sums = PerplexityAccumulator(self._scales)
         for number in range(len(rows)):
             between()
-            batch = device_batch(
-                lambda wanted, n=number: rows.batch(n, wanted), self._shape, self._programs.sharding(self._shape)
-            )
+            batch = device_batch(lambda wanted, n=number: rows.batch(n, wanted), self._shapes, self._programs.sharding)
             nll = to_host(self._nll(params, batch))
             host = rows.batch(number)
             sums.add(nll, host["targets"], host["segments"])
         counts = self._task.counts(split)
-        info = self._task.stores[split].manifest.source  # pyright: ignore[reportOptionalMemberAccess]
+        info = self._task.text(split)
         text = TextCounts(
             sentences=int(counts["sentences"]),
             words=int(counts["words"]),
@@ -60,22 +59,74 @@ class PerplexityEvaluator:
         return sums.result(text, split, label=label)
 
 
-def record(result: PerplexityResult, run: RunDirectory, task: str, step: int, checkpoint: str = "") -> Path:
-    """Stores the evaluation of the parameters after `step` updates (of `checkpoint`, if they came out of one)."""
-    path = run.evaluation(task, result.split, step)
-    content = {"task": task, "step": step, "checkpoint": checkpoint, **result.as_json()}
-    if result.split == "validation":
-        choice = choose_scale(result)
-        content["tuned"] = {"logit_scale": choice.logit_scale, "ppl_word": choice.development.ppl_word}
-    write_atomically(path, json.dumps(content, indent=1) + "\n")
-    return path
+@dataclass(frozen=True)
+class Measured:
+    """All that was measured of one set of parameters on one split."""
+
+    perplexity: PerplexityResult
+    translation: TranslationResult | None = None
+
+    def lines(self) -> list[str]:
+        """For people, the counts first."""
+        return [*self.perplexity.lines(), *(self.translation.bleu.lines() if self.translation else [])]
+
+    def short_lines(self) -> list[str]:
+        """The same without the counts, which are the same each time."""
+        return [*self.perplexity.lines()[2:], *(self.translation.bleu.lines()[:1] if self.translation else [])]
+
+    def metrics(self) -> dict[str, float]:
+        """Scalars by name, `SPLIT/...`."""
+        metrics = self.perplexity.metrics()
+        if self.translation:
+            split = self.perplexity.split
+            metrics |= {f"{split}/{name}": value for name, value in self.translation.bleu.metrics().items()}
+        return metrics
+
+    def record(self, run: RunDirectory, task: str, step: int | str, checkpoint: str = "") -> list[Path]:
+        """Stores it as that of the parameters after `step` updates (of `checkpoint`, if they came out of one).
+
+        Returns the paths.
+        """
+        split = self.perplexity.split
+        path = run.evaluation(task, split, step)
+        content = {"task": task, "step": step, "checkpoint": checkpoint, **self.perplexity.as_json()}
+        if split == "validation":
+            choice = choose_scale(self.perplexity)
+            content["tuned"] = {"logit_scale": choice.logit_scale, "ppl_word": choice.development.ppl_word}
+        written = []
+        if self.translation:
+            written = record_translations(self.translation.decoded, run, task, split, step)
+            content["bleu"] = {**self.translation.as_json(), "decodes": written[0].name}
+        write_atomically(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        return [path, *written]
 
 
-def to_host(tensor: mtf.NamedTensor) -> np.ndarray:
-    """The whole of `tensor` as a numpy array on every process."""
-    if tensor.array.is_fully_addressable:
-        return np.asarray(tensor.array)
-    from jax.experimental import multihost_utils
+class Evaluator:
+    """Perplexity at `scales` and, for a translation task, BLEU of free translations by `decoding`."""
 
-    gathered: Any = multihost_utils.process_allgather(tensor.array, tiled=True)
-    return np.asarray(jax.device_get(gathered))
+    def __init__(
+        self,
+        programs: Programs,
+        task: PreparedTask | PreparedTranslation,
+        batch_size: int,
+        scales: Sequence[float],
+        decoding: Decoding,
+    ) -> None:
+        self._perplexity = PerplexityEvaluator(programs, task, batch_size, scales)
+        self._translation = None
+        if isinstance(task, PreparedTranslation):
+            self._translation = TranslationEvaluator(programs, task, decoding)
+
+    def evaluate(
+        self,
+        params: Parameters,
+        split: str,
+        label: str = "",
+        between: Callable[[], None] = lambda: None,
+        translate: bool = True,
+    ) -> Measured:
+        """Measures `params` on `split`; without `translate` perplexity alone. See `PerplexityEvaluator.evaluate`."""
+        perplexity = self._perplexity.evaluate(params, split, label, between)
+        if self._translation is None or not translate:
+            return Measured(perplexity)
+        return Measured(perplexity, self._translation.evaluate(params, split, between))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 from flax import nnx
 
@@ -12,18 +14,34 @@ MASKED = -1e9
 """Added to the logit of a position that may not be attended to: exp of it is exactly 0 in f32."""
 
 
-def causal_bias(segments: NamedTensor) -> NamedTensor:
-    """0 where a position may attend (an earlier or the same position of its own segment), else MASKED.
+def segment_bias(segments: NamedTensor, memory_segments: NamedTensor, causal: bool = False) -> NamedTensor:
+    """0 where a position may attend (a position of its own segment, if `causal` not a later one), else MASKED.
 
-    `segments: [batch, length]` -> f32 `[batch, length, memory_length]`.
+    `segments: [batch, length]`, `memory_segments: [batch, memory]` with any two names -> f32 `[batch, length, memory]`.
     """
-    length = segments.shape.find("length")
-    memory = mtf.rename(segments, length="memory_length")
-    memory_length = memory.shape.find("memory_length")
-    shape = [*segments.shape, memory_length]
-    earlier = mtf.less_equal(mtf.arange(memory_length), mtf.arange(length), output_shape=[length, memory_length])
-    same = mtf.equal(segments, memory, output_shape=shape)
-    return mtf.where(same & earlier, 0.0, MASKED)
+    length, memory = segments.shape[-1], memory_segments.shape[-1]
+    allowed = mtf.equal(segments, memory_segments, output_shape=[*segments.shape, memory])
+    if causal:
+        allowed &= mtf.less_equal(mtf.arange(memory), mtf.arange(length), output_shape=[length, memory])
+    return mtf.where(allowed, 0.0, MASKED)
+
+
+def causal_bias(segments: NamedTensor) -> NamedTensor:
+    """The bias of self-attention in a decoder: `[batch, length]` -> f32 `[batch, length, memory_length]`."""
+    return segment_bias(segments, mtf.rename(segments, length="memory_length"), causal=True)
+
+
+def attend(q: NamedTensor, k: NamedTensor, v: NamedTensor, bias: NamedTensor) -> NamedTensor:
+    """softmax(q k + bias) v for each head; products and softmax in f32.
+
+    `q: [batch, ..., heads, d_kv]`, `k, v: [batch, memory, heads, d_kv]`, `bias: [..., memory]` any part of
+    `[batch, ..., memory]` -> as `q`.
+    """
+    batch, *others, heads, _ = q.shape
+    memory = k.shape[1]
+    logits = mtf.einsum([q, k], [batch, heads, *others, memory], dtype=jnp.float32)
+    weights = mtf.softmax(logits + bias, memory).astype(q.dtype)
+    return mtf.einsum([weights, v], q.shape)
 
 
 class Attention(nnx.Module):
@@ -48,17 +66,27 @@ class Attention(nnx.Module):
         standard = random.fold("qkvo").normal([*stack, qkvo, heads, d_model, d_kv])
         self.qkvo = nnx.Param(standard * NamedTensor(jnp.array([qk, qk, v, o], jnp.float32), [qkvo]))
 
-    def __call__(self, x: NamedTensor, bias: NamedTensor, random: Random | None) -> NamedTensor:
-        """Self-attention. `x: [batch, length, d_model]`, `bias: [batch, length, memory_length]` -> as `x`."""
-        wq, wk, wv, wo = (w.astype(x.dtype) for w in mtf.unstack(self.qkvo.get_value(), "qkvo"))
-        rows = x.shape.without("d_model")
-        q, k, v = (mtf.einsum([x, w], [*rows, self.heads, self.d_kv]) for w in (wq, wk, wv))
-        k, v = (mtf.rename(t, length="memory_length") for t in (k, v))
-        memory_length = k.shape.find("memory_length")
-        shape = [x.shape[0], self.heads, x.shape.find("length"), memory_length]
-        logits = mtf.einsum([q, k], shape, dtype=jnp.float32)
-        weights = mtf.softmax(logits + bias, memory_length).astype(x.dtype)
+    def weights(self, dtype: Any) -> list[NamedTensor]:
+        """Those of queries, keys, values and outputs, each `[heads, d_model, d_kv]`."""
+        return [w.astype(dtype) for w in mtf.unstack(self.qkvo.get_value(), "qkvo")]
+
+    def split_heads(self, x: NamedTensor, w: NamedTensor) -> NamedTensor:
+        """`[..., d_model]` -> `[..., heads, d_kv]`."""
+        return mtf.einsum([x, w], [*x.shape.without("d_model"), self.heads, self.d_kv])
+
+    def __call__(
+        self, x: NamedTensor, bias: NamedTensor, random: Random | None, memory: NamedTensor | None = None
+    ) -> NamedTensor:
+        """Attention of `x: [batch, length, d_model]` to itself, or to `memory: [batch, other, d_model]` -> as `x`.
+
+        `bias: [batch, length, other]`, where in self-attention `other` is `memory_length`.
+        """
+        wq, wk, wv, wo = self.weights(x.dtype)
+        q = self.split_heads(x, wq)
+        k, v = (self.split_heads(x if memory is None else memory, w) for w in (wk, wv))
+        if memory is None:
+            k, v = (mtf.rename(t, {x.shape[-2].name: "memory_length"}) for t in (k, v))
         if random is not None:
             # The paper's noise on the weights is one for all of `length`, so it may as well scale the values: fewer elements.
             v = mtf.dropout(v, self.dropout, random.fold("attention"), shared=["d_kv"])
-        return mtf.einsum([mtf.einsum([weights, v], q.shape), wo], x.shape)
+        return mtf.einsum([attend(q, k, v, bias), wo], x.shape)

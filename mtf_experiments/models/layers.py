@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax.numpy as jnp
 from flax import nnx
 
@@ -29,12 +32,18 @@ class FeedForward(nnx.Module):
         shape = [*stack, Dimension("in_out", 2), d_model, d_ff]
         self.wi_wo = normal(random, "wi_wo", shape, (d_ff.size * d_model.size) ** -0.25)
 
-    def __call__(self, x: NamedTensor, random: Random | None) -> NamedTensor:
-        """`[batch, length, d_model]` -> the same."""
-        wi, wo = (w.astype(x.dtype) for w in mtf.unstack(self.wi_wo.get_value(), "in_out"))
+    def weights(self, dtype: Any) -> list[NamedTensor]:
+        """wi and wo, each `[d_model, d_ff]`."""
+        return [w.astype(dtype) for w in mtf.unstack(self.wi_wo.get_value(), "in_out")]
+
+    def __call__(
+        self, x: NamedTensor, random: Random | None, weights: Sequence[NamedTensor] | None = None
+    ) -> NamedTensor:
+        """`[..., d_model]` -> the same. `weights`: those of `weights(x.dtype)`, where they are at hand."""
+        wi, wo = weights or self.weights(x.dtype)
         hidden = mtf.relu(mtf.einsum([x, wi], [*x.shape.without("d_model"), self.d_ff]))
         if random is not None:
-            hidden = mtf.dropout(hidden, self.dropout, random.fold("relu"), shared=["length"])
+            hidden = mtf.dropout(hidden, self.dropout, random.fold("relu"), shared=["length", "inputs_length"])
         return mtf.einsum([hidden, wo], x.shape)
 
 

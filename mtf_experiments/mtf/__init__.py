@@ -11,7 +11,7 @@
 The layout decides placement and communication, never the result; outside `spmd` the same functions run on one device.
 """
 
-from mtf_experiments.mtf.control import full, scan, vary_over, zeros, zeros_like
+from mtf_experiments.mtf.control import full, scan, vary_over, while_loop, zeros, zeros_like
 from mtf_experiments.mtf.dimension import Dimension, Shape, ShapeError
 from mtf_experiments.mtf.einsum import einsum
 from mtf_experiments.mtf.elementwise import (
@@ -51,7 +51,7 @@ from mtf_experiments.mtf.elementwise import (
     tanh,
     where,
 )
-from mtf_experiments.mtf.indexing import arange, cumsum, gather, index, one_hot, shift, slice_dimension
+from mtf_experiments.mtf.indexing import arange, cumsum, gather, index, one_hot, shift, slice_dimension, update_slice
 from mtf_experiments.mtf.layout import Layout, LayoutError, MeshShape
 from mtf_experiments.mtf.ledger import Collective, Ledger, ledger, trace_ledger
 from mtf_experiments.mtf.placement import placement
@@ -76,5 +76,12 @@ from mtf_experiments.mtf.reduction import (
     reduce_sum,
 )
 from mtf_experiments.mtf.reshape import concat, rename, reshape, stack, transpose, unstack
-from mtf_experiments.mtf.softmax import log_softmax, softmax, softmax_cross_entropy
+from mtf_experiments.mtf.selection import argmax, top_k
+from mtf_experiments.mtf.softmax import (
+    log_softmax,
+    smoothed,
+    softmax,
+    softmax_cross_entropy,
+    softmax_cross_entropy_and_uniform,
+)
 from mtf_experiments.mtf.tensor import NamedTensor, canonical, is_named

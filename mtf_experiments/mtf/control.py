@@ -52,6 +52,17 @@ def scan(
     return final, jax.tree.map(stacked, ys, is_leaf=is_named)
 
 
+def while_loop(condition: Callable[[Carry], NamedTensor], body: Callable[[Carry], Carry], carry: Carry) -> Carry:
+    """Runs `carry = body(carry)` as long as the scalar `condition(carry)` holds.
+
+    `carry` is a pytree of NamedTensors and arrays whose shapes and types stay. The condition must be the same on all
+    processors, as every scalar NamedTensor is that a reduction made.
+    """
+    entering = jax.tree.map(lambda c: canonical(c) if is_named(c) else c, carry, is_leaf=is_named)
+    types = jax.tree.map(varying_axes, entering)
+    return lax.while_loop(lambda c: condition(c).array, lambda c: jax.tree.map(vary, body(c), types), entering)
+
+
 def zeros(shape: Shape | list[Dimension], dtype: Any = jnp.float32) -> NamedTensor:
     """A tensor of zeros."""
     return full(shape, 0, dtype)

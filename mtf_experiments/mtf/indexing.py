@@ -10,7 +10,9 @@ from jax import lax
 from mtf_experiments.mtf import collective
 from mtf_experiments.mtf.dimension import Dimension, Shape, ShapeError
 from mtf_experiments.mtf.elementwise import equal
+from mtf_experiments.mtf.layout import LayoutError
 from mtf_experiments.mtf.placement import placement
+from mtf_experiments.mtf.reshape import transpose
 from mtf_experiments.mtf.tensor import NamedTensor
 
 
@@ -90,6 +92,28 @@ def index(x: NamedTensor, dim: Dimension | str, position: int | jax.Array) -> Na
     if isinstance(position, int | np.integer) and not 0 <= position < dim.size:
         raise ShapeError(f"position {position} along dimension {dim.name} of {x.shape}: legal are 0..{dim.size - 1}")
     return gather(x, NamedTensor(jnp.asarray(position), []), dim)
+
+
+def update_slice(x: NamedTensor, update: NamedTensor, dim: Dimension | str, start: int | jax.Array) -> NamedTensor:
+    """`x` with `update` in the place of its elements start..start+n-1 along `dim`, of which `update` has n.
+
+    Every other dimension is the same in both. `dim` itself cannot be split: LayoutError. Raises ShapeError if `update`
+    does not fit; a `start` known only at run time is moved so that it does, as in `lax.dynamic_update_slice`.
+    """
+    dim = x.shape.find(dim)
+    size = next((d.size for d in update.shape if d.name == dim.name), 0)
+    update = transpose(update, [Dimension(d.name, size) if d == dim else d for d in x.shape])
+    if size > dim.size or (isinstance(start, int | np.integer) and not 0 <= start <= dim.size - size):
+        raise ShapeError(f"{size} elements from {start} on along {dim.name} of {x.shape}")
+    if (mesh_axis := placement().axis(dim)) is not None:
+        raise LayoutError(
+            f"layout rule {dim.name}:{mesh_axis}: {dim.name} is written to piece by piece; do not split it"
+        )
+    axes = collective.varying_axes(x.array) | collective.varying_axes(update.array)
+    array = lax.dynamic_update_slice_in_dim(
+        x.varying(axes), update.astype(x.dtype).varying(axes), start, x.shape.axis(dim)
+    )
+    return NamedTensor(array, x.shape)
 
 
 def shift(x: NamedTensor, offset: int, dim: Dimension | str) -> NamedTensor:

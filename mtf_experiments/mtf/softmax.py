@@ -42,6 +42,28 @@ def softmax_cross_entropy(
     label and e spread evenly over the whole of `dim`. A label outside 0..size-1 yields NaN. Raises ShapeError for
     labels that are not integers, or of other dimensions.
     """
+    if not label_smoothing:
+        return _cross_entropies(logits, labels, dim, with_uniform=False)[0]
+    return smoothed(*softmax_cross_entropy_and_uniform(logits, labels, dim), label_smoothing)
+
+
+def softmax_cross_entropy_and_uniform(
+    logits: NamedTensor, labels: NamedTensor, dim: Dimension | str
+) -> tuple[NamedTensor, NamedTensor]:
+    """The cross-entropies with the labels and with the uniform distribution over `dim`, both `[*labels.shape]`, in one
+    pass over the logits; `smoothed` mixes them. As `softmax_cross_entropy` otherwise.
+    """
+    return _cross_entropies(logits, labels, dim, with_uniform=True)
+
+
+def smoothed(nll: NamedTensor, uniform: NamedTensor, label_smoothing: float) -> NamedTensor:
+    """The cross-entropy with (1-e) label + e uniform, which is linear in the target distribution."""
+    return nll * (1 - label_smoothing) + uniform * label_smoothing
+
+
+def _cross_entropies(
+    logits: NamedTensor, labels: NamedTensor, dim: Dimension | str, with_uniform: bool
+) -> tuple[NamedTensor, NamedTensor]:
     dim = logits.shape.find(dim)
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise ShapeError(f"cross-entropy along {dim.name} needs integer labels, got {labels.dtype}")
@@ -52,8 +74,10 @@ def softmax_cross_entropy(
     wide = transpose(logits, [*labels.shape, dim]).astype(jnp.float32)
     # Logits that a broadcast made the same along split labels must vary like them: their gradient does.
     array = wide.varying(collective.varying_axes(labels.array))
-    nll = NamedTensor(_cross_entropy(array, labels.array, split_over([dim]), label_smoothing, dim.size), labels.shape)
-    return where(logical_and(labels >= 0, labels < dim.size), nll, jnp.nan)
+    both = _cross_entropy(array, labels.array, split_over([dim]), with_uniform, dim.size)
+    nll, uniform = (NamedTensor(a, labels.shape) for a in both)
+    known = logical_and(labels >= 0, labels < dim.size)
+    return where(known, nll, jnp.nan), where(known, uniform, jnp.nan)
 
 
 def _shifted_exponential(x: jax.Array, axis: int, mesh_axes: Axes) -> tuple[jax.Array, jax.Array]:
@@ -83,35 +107,45 @@ _softmax.defvjp(_softmax_forward, _softmax_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def _cross_entropy(logits: jax.Array, labels: jax.Array, mesh_axes: Axes, smoothing: float, size: int) -> jax.Array:
-    return _cross_entropy_forward(logits, labels, mesh_axes, smoothing, size)[0]
+def _cross_entropy(
+    logits: jax.Array, labels: jax.Array, mesh_axes: Axes, with_uniform: bool, size: int
+) -> tuple[jax.Array, jax.Array]:
+    return _cross_entropy_forward(logits, labels, mesh_axes, with_uniform, size)[0]
 
 
 def _cross_entropy_forward(
-    logits: jax.Array, labels: jax.Array, mesh_axes: Axes, smoothing: float, size: int
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
+    logits: jax.Array, labels: jax.Array, mesh_axes: Axes, with_uniform: bool, size: int
+) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array, jax.Array]]:
     exponential, maximum = _shifted_exponential(logits, -1, mesh_axes)
     total = collective.allreduce(jnp.sum(exponential, axis=-1), mesh_axes)
     normaliser = jnp.log(total) + jnp.squeeze(maximum, -1)
     local = labels - _start(logits, mesh_axes)
     mine = (local >= 0) & (local < logits.shape[-1])
     row = jnp.take_along_axis(logits, jnp.where(mine, local, 0)[..., None], axis=-1)
-    target = collective.allreduce(jnp.where(mine, jnp.squeeze(row, -1), 0), mesh_axes)
-    if smoothing:
-        mean = collective.allreduce(jnp.sum(logits, axis=-1), mesh_axes) / size
-        target = target * (1 - smoothing) + mean * smoothing
-    return normaliser - target, (exponential, labels, total)
+    nll = normaliser - collective.allreduce(jnp.where(mine, jnp.squeeze(row, -1), 0), mesh_axes)
+    uniform = nll  # stands in where none is asked for; its gradient is then never used
+    if with_uniform:
+        uniform = normaliser - collective.allreduce(jnp.sum(logits, axis=-1), mesh_axes) / size
+    return (nll, uniform), (exponential, labels, total)
 
 
 def _cross_entropy_backward(
-    mesh_axes: Axes, smoothing: float, size: int, kept: tuple[jax.Array, jax.Array, jax.Array], g: jax.Array
+    mesh_axes: Axes,
+    with_uniform: bool,
+    size: int,
+    kept: tuple[jax.Array, jax.Array, jax.Array],
+    g: tuple[jax.Array, jax.Array],
 ) -> tuple[jax.Array, None]:
     exponential, labels, total = kept
+    of_label, of_uniform = g
     positions = _start(exponential, mesh_axes) + lax.broadcasted_iota(
         jnp.int32, exponential.shape, exponential.ndim - 1
     )
-    target = jnp.where(positions == labels[..., None], 1.0 - smoothing, 0.0) + smoothing / size
-    gradient = exponential * (g / total)[..., None] - g[..., None] * target
+    target = jnp.where(positions == labels[..., None], of_label[..., None], 0.0)
+    whole = of_label
+    if with_uniform:
+        target, whole = target + (of_uniform / size)[..., None], of_label + of_uniform
+    gradient = exponential * (whole / total)[..., None] - target
     # Two products read it, one transposed: without the barrier XLA computes it twice, the second time column by column.
     return lax.optimization_barrier(gradient), None
 

@@ -38,6 +38,7 @@ MAY_DIFFER = (
     "*.peak_flops",
     "*.stall_seconds",
     "Evaluation.*",
+    "Decoding.*",
 )
 """Bindings (`macro` or `Class.parameter`) that may change between two starts: they do not change what is learnt.
 
@@ -60,11 +61,11 @@ class RunDirectory:
         self.metrics = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
 
-    def evaluation(self, task: str, split: str, step: int) -> Path:
+    def evaluation(self, task: str, split: str, step: int | str) -> Path:
         """The file of one evaluation."""
         return self.path / "eval" / f"{task}-{split}-{step}.json"
 
-    def decode(self, task: str, split: str, step: int, suffix: str = ".txt") -> Path:
+    def decode(self, task: str, split: str, step: int | str, suffix: str = ".txt") -> Path:
         """The file of one decode, a plain line for each source line; with suffix ".jsonl" its details."""
         return self.path / "decodes" / f"{task}-{split}-{step}{suffix}"
 

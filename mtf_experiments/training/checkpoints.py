@@ -13,7 +13,8 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -197,8 +198,13 @@ class Checkpoints:
         return max(known, key=lambda step: (quality[step], step), default=None)
 
     def choose(self, which: str) -> list[int]:
-        """The steps that `which` means: "latest", "best", "all", or a step. Raises UserError if there is none."""
+        """The steps that `which` means: "latest", "best", "all", or steps ("500" or "500,1000").
+
+        Raises UserError if there is none.
+        """
         steps = self.steps()
+        if "," in which:
+            return sorted({step for one in which.split(",") for step in self.choose(one.strip())})
         found = {
             "latest": steps[-1:],
             "all": steps,
@@ -245,6 +251,28 @@ class Checkpoints:
         self._compare(step, "parameters", self._record(step)["parameters"], wanted)
         arrays = self._read(step, "params", {name: p.array for name, p in abstract_params.items()})
         return {name: NamedTensor(arrays[name], p.shape) for name, p in abstract_params.items()}
+
+    def restore_average(
+        self, steps: Sequence[int], abstract_params: Mapping[str, NamedTensor]
+    ) -> dict[str, NamedTensor]:
+        """The mean of the parameters of several steps; raises as `restore` does."""
+        total: dict[str, NamedTensor] = {}
+        for number, step in enumerate(steps):  # a running mean: two sets of parameters are held, however many steps
+            params = self.restore_params(step, abstract_params)
+            total = jax.tree.map(lambda m, p, n=number: m + (p - m) / (n + 1), total, params) if total else params
+        return total
+
+    def follow(self, known: set[int], last: int, patience: float, every: float = 5.0) -> Iterator[int]:
+        """Steps as they appear that are not in `known` yet, until step `last` or `patience` seconds without a new one."""
+        known, since = set(known), time.monotonic()
+        while last not in known and time.monotonic() - since < patience:
+            new = [step for step in self.steps() if step not in known]
+            for step in new:
+                yield step
+                known.add(step)
+                since = time.monotonic()
+            if not new:
+                time.sleep(every)
 
     def _read(self, step: int, item: str, flat: Mapping[str, Any]) -> dict[str, jax.Array]:
         here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,26 +10,50 @@ import jax
 import numpy as np
 
 from mtf_experiments import mtf
-from mtf_experiments.training.step import FEATURES
 
 
 def device_batch(
-    make_rows: Callable[[np.ndarray], Mapping[str, np.ndarray]], shape: mtf.Shape, sharding: Any
+    make_rows: Callable[[np.ndarray], Mapping[str, np.ndarray]],
+    shapes: Mapping[str, mtf.Shape],
+    sharding: Callable[[mtf.Shape], Any],
 ) -> dict[str, mtf.NamedTensor]:
-    """A batch of `shape` (`[..., length]`; its rows in row-major order are the rows of the batch) placed by `sharding`.
+    """A batch of features of `shapes` (`[..., length]`; rows in row-major order are the rows of the batch), each placed by
+    `sharding(shape)`.
 
     `make_rows(numbers)` gives the features `[len(numbers), length]` of the numbered rows of the batch: a pure function, so
     any number of processes makes one and the same batch.
     """
-    numbers = np.arange(shape.elements // shape[-1].size).reshape(shape.sizes[:-1])
-    indices = sharding.addressable_devices_indices_map(shape.sizes).values()
-    needed = np.unique(np.concatenate([numbers[index[:-1]].ravel() for index in indices]))
+    placements = {feature: sharding(shape) for feature, shape in shapes.items()}
+    leading = next(iter(shapes.values())).sizes[:-1]
+    numbers = np.arange(math.prod(leading)).reshape(leading)
+    needed = np.unique(
+        [
+            number
+            for feature, placement in placements.items()
+            for index in placement.addressable_devices_indices_map(shapes[feature].sizes).values()
+            for number in numbers[index[:-1]].ravel()
+        ]
+    )
     rows = make_rows(needed)
     batch = {}
-    for feature in FEATURES:
+    for feature, shape in shapes.items():
         whole = np.zeros((numbers.size, shape[-1].size), np.int32)
         whole[needed] = rows[feature]
-        whole = whole.reshape(shape.sizes)
-        array = jax.make_array_from_callback(shape.sizes, sharding, lambda index, whole=whole: whole[index])
-        batch[feature] = mtf.NamedTensor(array, shape)
+        batch[feature] = place_rows(whole.reshape(shape.sizes), shape, lambda _, f=feature: placements[f])
     return batch
+
+
+def place_rows(whole: np.ndarray, shape: mtf.Shape, sharding: Callable[[mtf.Shape], Any]) -> mtf.NamedTensor:
+    """The array of `shape` on the devices; of `whole` every process needs to know only its own devices' part."""
+    array = jax.make_array_from_callback(shape.sizes, sharding(shape), lambda index: whole[index])
+    return mtf.NamedTensor(array, shape)
+
+
+def to_host(tensor: mtf.NamedTensor) -> np.ndarray:
+    """The whole of `tensor` as a numpy array on every process."""
+    if tensor.array.is_fully_addressable:
+        return np.asarray(tensor.array)
+    from jax.experimental import multihost_utils
+
+    gathered: Any = multihost_utils.process_allgather(tensor.array, tiled=True)
+    return np.asarray(jax.device_get(gathered))

@@ -17,9 +17,9 @@ import numpy as np
 from mtf_experiments.data.prefetch import prefetch
 from mtf_experiments.data.tasks import PreparedTask
 from mtf_experiments.errors import NonFiniteError
-from mtf_experiments.evaluation.evaluator import PerplexityEvaluator, record
-from mtf_experiments.evaluation.perplexity import PerplexityResult
-from mtf_experiments.evaluation.settings import Evaluation
+from mtf_experiments.data.translation_task import PreparedTranslation
+from mtf_experiments.evaluation.evaluator import Evaluator, Measured
+from mtf_experiments.evaluation.settings import Decoding, Evaluation
 from mtf_experiments.reporting.console import ProgressDisplay, ThroughputMeter, duration, progress_line
 from mtf_experiments.reporting.metrics import MetricsWriter
 from mtf_experiments.reporting.run_directory import RunDirectory
@@ -44,11 +44,12 @@ class Trainer:
     def __init__(
         self,
         programs: Programs,
-        task: PreparedTask,
+        task: PreparedTask | PreparedTranslation,
         run: RunDirectory,
         train_steps: int,
         training: Training,
         evaluation: Evaluation,
+        decoding: Decoding,
         flops_per_step: float,
     ) -> None:
         self.programs, self.task, self.run = programs, task, run
@@ -63,10 +64,10 @@ class Trainer:
         self._rows = task.train_rows(batch_size, self.seed, programs.vocab_size)
         # The last evaluation, with all scales, is the result of the run; those on the way are for the curve.
         eval_batch = evaluation.batch_size or batch_size
-        self._on_the_way = PerplexityEvaluator(programs, task, eval_batch, evaluation.during_training)
-        self._at_the_end = PerplexityEvaluator(programs, task, eval_batch, evaluation.logit_scales)
+        self._on_the_way = Evaluator(programs, task, eval_batch, evaluation.during_training, decoding)
+        self._at_the_end = Evaluator(programs, task, eval_batch, evaluation.logit_scales, decoding)
 
-    def train(self) -> PerplexityResult:
+    def train(self) -> Measured:
         """Trains to `train_steps`, evaluates, saves. Returns the last evaluation on the development set.
 
         Raises NonFiniteError (nothing is saved any more) when loss or gradients are not finite, SystemExit(143) after
@@ -77,10 +78,11 @@ class Trainer:
         devices = self.programs.mesh.size
         meter = ThroughputMeter(devices, self.flops_per_step, self.training.peak_flops or None)
         update = self.programs.compiled_update()
-        sharding = self.programs.sharding(self.programs.train_shape)
 
         def batch_of(number: int) -> Any:
-            return device_batch(lambda rows: self._rows.batch(number, rows), self.programs.train_shape, sharding)
+            return device_batch(
+                lambda rows: self._rows.batch(number, rows), self.programs.train_shapes, self.programs.sharding
+            )
 
         with (
             self._listening(),
@@ -92,7 +94,7 @@ class Trainer:
             self._metrics, self._display, self._meter = metrics, display, meter
             self._first = step + 1
             saved = step
-            result: PerplexityResult | None = None
+            result: Measured | None = None
             waiting: tuple[int, dict[str, jax.Array]] | None = None
             try:
                 if step == 0:
@@ -167,7 +169,7 @@ class Trainer:
                 f"{values['grad_norm']}; first parameter that is not finite: {broken}; {kept}"
             )
         if step != self._first:  # that one's time went into compiling
-            self._meter.step(int(values["tokens"]), self.programs.train_shape.elements)
+            self._meter.step(int(values["tokens"]), self.programs.train_shapes["targets"].elements)
         return values
 
     def _log(self, step: int, values: dict[str, float]) -> None:
@@ -180,7 +182,7 @@ class Trainer:
         speeds = {f"speed/{name}": value for name, value in throughput.scalars().items() if math.isfinite(value)}
         self._metrics.scalars(step, scalars | speeds | {"train/epoch": self._rows.epoch_of(step)})
 
-    def _evaluate(self, state: TrainState, step: int) -> PerplexityResult:
+    def _evaluate(self, state: TrainState, step: int) -> Measured:
         last = step == self.train_steps
 
         def between() -> None:
@@ -189,17 +191,18 @@ class Trainer:
                 raise Stopped
 
         evaluator = self._at_the_end if last else self._on_the_way
-        label = self.evaluation.label
+        label, every = self.evaluation.label, self.evaluation.bleu_every
+        translate = last or (every > 0 and step > 0 and step % every == 0)
         with self._meter.pause("evaluation"):
-            result = evaluator.evaluate(state.params, "validation", label, between)
+            result = evaluator.evaluate(state.params, "validation", label, between, translate)
         self._metrics.scalars(step, result.metrics())
         if self._main:
-            record(result, self.run, self.task.task.name, step)
-        shown = result.lines() if last else result.lines()[2:]
+            result.record(self.run, self.task.task.name, step)
+        shown = result.lines() if last else result.short_lines()
         self._display.log("\n".join([f"evaluation after step {step}:", *shown]))
         return result
 
-    def _save(self, step: int, state: TrainState, result: PerplexityResult | None) -> None:
+    def _save(self, step: int, state: TrainState, result: Measured | None) -> None:
         if not all(finite(state.params).values()):
             raise NonFiniteError(f"parameters are not finite after step {step}; not saved")
         meta = {

@@ -13,13 +13,12 @@ from jax.sharding import AbstractMesh, Mesh
 
 from mtf_experiments import mtf
 from mtf_experiments.models import parameters
-from mtf_experiments.models.language_model import scaled_token_nll, token_nll
+from mtf_experiments.models.loss import scaled_token_nll, token_losses
 from mtf_experiments.models.parameters import Parameters
 from mtf_experiments.training import optimizers
 from mtf_experiments.training.optimizers import Optimizer
 from mtf_experiments.training.schedules import Schedule
 
-FEATURES = ("inputs", "targets", "segments", "positions")
 Batch = Mapping[str, mtf.NamedTensor]
 
 
@@ -35,13 +34,13 @@ class TrainState:
 
 @dataclass(frozen=True)
 class StepSettings:
-    """Sizes of a training step: `batch_size` rows of `row_length` tokens, in `microbatches` equal parts one after another.
+    """Sizes of a training step: `batch_size` rows, in `microbatches` equal parts one after another.
 
-    `seed` decides initial parameters and dropout. `label_smoothing` applies to the training loss only.
+    `lengths` are those of the dimensions of a row, `{"length": 256}`. `seed` decides initial parameters and dropout. `label_smoothing` applies to the training loss only.
     """
 
     batch_size: int
-    row_length: int
+    lengths: Mapping[str, int]
     microbatches: int = 1
     seed: int = 0
     label_smoothing: float = 0.0
@@ -66,36 +65,36 @@ class Programs:
         self.mesh, self.layout, self.settings, self.schedule = mesh, layout, settings, schedule
         self.mesh_shape = mtf.mesh_shape_of(mesh)
         self.structure, self.params = model.abstract_parameters()
-        self._build = model.build
+        self._build, self._features = model.build, model.FEATURES
         layout.check_mesh(self.mesh_shape)
         parameters.check_layout(self.params, self.mesh_shape, layout)
         self.transformation = optimizer.transformation(self.params)
-        self.train_shape = mtf.Shape(
-            [
-                mtf.Dimension("microbatches", settings.microbatches),
-                mtf.Dimension("batch", settings.batch_size // settings.microbatches),
-                mtf.Dimension("length", settings.row_length),
-            ]
+        self.train_rows = (
+            mtf.Dimension("microbatches", settings.microbatches),
+            mtf.Dimension("batch", settings.batch_size // settings.microbatches),
         )
-        layout.check_shape(self.train_shape, self.mesh_shape, "of training rows")
+        self.train_shapes = self._shapes(self.train_rows, "of training rows")
         mtf.check_program(self._gradients, self.mesh_shape, layout, *self.abstract_gradient_arguments())
         self.gradient_program = mtf.spmd(self._gradients, mesh, layout)
         # Initialisation knows parameters only, so rules for activations have nothing to match there.
-        self._lenient = mtf.Layout({f"{name}": axis for name, axis in layout.items()})
-        self._lenient.optional.update(layout)
+        self.lenient_layout = mtf.Layout({f"{name}": axis for name, axis in layout.items()})
+        self.lenient_layout.optional.update(layout)
 
     @property
     def vocab_size(self) -> int:
         """Ids that the model has, padding of the dimension included."""
         return self.params["embedding/tokens"].shape.find("vocab").size
 
-    def eval_shape(self, batch_size: int) -> mtf.Shape:
-        """`[batch, length]` of evaluation rows."""
-        return mtf.Shape([mtf.Dimension("batch", batch_size), self.train_shape[-1]])
+    def eval_shapes(self, batch_size: int) -> dict[str, mtf.Shape]:
+        """Shapes of the features of `batch_size` evaluation rows. Raises LayoutError if they cannot be laid out."""
+        return self._shapes((mtf.Dimension("batch", batch_size),), "of evaluation rows")
 
-    def check_eval(self, batch_size: int) -> None:
-        """Raises LayoutError if evaluation with `batch_size` rows cannot be laid out."""
-        self.layout.check_shape(self.eval_shape(batch_size), self.mesh_shape, "of evaluation rows")
+    def _shapes(self, rows: tuple[mtf.Dimension, ...], what: str) -> dict[str, mtf.Shape]:
+        lengths = {name: mtf.Dimension(name, size) for name, size in self.settings.lengths.items()}
+        shapes = {feature: mtf.Shape([*rows, lengths[length]]) for feature, length in self._features.items()}
+        for shape in shapes.values():
+            self.layout.check_shape(shape, self.mesh_shape, what)
+        return shapes
 
     # Shapes and placements
 
@@ -115,10 +114,12 @@ class Programs:
         step: Any = placed(jax.ShapeDtypeStruct((), jnp.int32), mtf.Shape())
         return TrainState(params, jax.tree.map(placed, opt_state, shapes), step)
 
-    def abstract_batch(self, shape: mtf.Shape | None = None) -> Batch:
-        """A batch (default: of training) as shapes."""
-        shape = shape or self.train_shape
-        return {f: mtf.NamedTensor(jax.ShapeDtypeStruct(shape.sizes, jnp.int32), shape) for f in FEATURES}
+    def abstract_batch(self) -> Batch:
+        """A training batch as shapes."""
+        return {
+            feature: mtf.NamedTensor(jax.ShapeDtypeStruct(shape.sizes, jnp.int32), shape)
+            for feature, shape in self.train_shapes.items()
+        }
 
     def abstract_gradient_arguments(self) -> tuple[Any, ...]:
         """Arguments of the gradient program as shapes."""
@@ -133,7 +134,7 @@ class Programs:
         def draw(key: jax.Array) -> Parameters:
             return parameters.split(self._build(mtf.Random(key).fold("parameters")))[1]
 
-        params = mtf.spmd(draw, self.mesh, self._lenient)(jax.random.key(self.settings.seed))
+        params = mtf.spmd(draw, self.mesh, self.lenient_layout)(jax.random.key(self.settings.seed))
         opt_state = optimizers.init(
             self.transformation,
             params,
@@ -175,9 +176,10 @@ class Programs:
         random = mtf.Random(key).fold("dropout").fold(step)
         tokens = mtf.reduce_sum(mtf.not_equal(batch["targets"], 0).astype(jnp.int32)).array
         denominator = jnp.maximum(tokens, 1).astype(jnp.float32)
-        microbatches, rows, _ = self.train_shape
+        microbatches, rows = self.train_rows
+        split = ["batch", *self.settings.lengths]
         # The parameters' gradients stay local through the loop; the transpose of this cast sums them over the processors.
-        local, sum_over_processors = jax.vjp(lambda p: mtf.vary_over(p, ["batch", "length"]), params)
+        local, sum_over_processors = jax.vjp(lambda p: mtf.vary_over(p, split), params)
 
         def of_part(part: Any) -> tuple[Parameters, jax.Array, jax.Array]:
             part_batch, number = part
@@ -185,11 +187,9 @@ class Programs:
 
             def loss(p: Parameters) -> tuple[jax.Array, jax.Array]:
                 logits = parameters.merge(self.structure, p)(part_batch, noise)
-                nll = mtf.reduce_sum(token_nll(logits, part_batch["targets"])).array / denominator
-                if not self.settings.label_smoothing:
-                    return nll, nll
-                smooth = token_nll(logits, part_batch["targets"], self.settings.label_smoothing)
-                return mtf.reduce_sum(smooth).array / denominator, nll
+                losses = token_losses(logits, part_batch["targets"], self.settings.label_smoothing)
+                value, nll = (mtf.reduce_sum(x).array / denominator for x in losses)
+                return value, nll
 
             (value, nll), gradients = jax.value_and_grad(loss, has_aux=True)(local)
             return gradients, value, nll

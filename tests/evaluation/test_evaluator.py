@@ -19,13 +19,6 @@ LENGTH, SENTENCES = 64, 45
 SCALES = (1.0, 0.8, 1.2)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick_compilation():
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.fixture(scope="module")
 def task(tmp_path_factory):
     source = SyntheticSource(train_lines=200, validation_lines=SENTENCES)
@@ -107,13 +100,12 @@ def sentence_nll(task, rows):
     """NLL of each sentence, when row i holds the sentences that `rows[i]` numbers, one row of eight at a time in order."""
     totals = np.zeros(SENTENCES)
     nll = _nll()
-    shape = programs().eval_shape(8)
     for start in range(0, len(rows), 8):
         part = rows[start : start + 8]
         made = [tiny.packed([sentence(task, s) for s in row], rows=1, length=LENGTH) for row in part]
         made += [tiny.packed([[1]], rows=1, length=LENGTH)] * (8 - len(part))
         batch = {name: np.concatenate([row[name] for row in made]) for name in made[0]}
-        scored = np.asarray(nll(params(), tiny.feed(programs(), batch, shape)).array)[0]
+        scored = np.asarray(nll(params(), tiny.feed(programs(), batch)).array)[0]
         for row, numbers in enumerate(part):
             for segment, number in enumerate(numbers):
                 totals[number] = scored[row, batch["segments"][row] == segment + 1].sum()

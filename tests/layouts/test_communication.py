@@ -119,4 +119,4 @@ def test_shipped_language_models_have_the_parameters_and_the_communication_of_th
     ledger = trace_ledger(made.gradient_program, *made.abstract_gradient_arguments())
     assert ledger.elements_by_mesh_dimension() == expected
     # 6 FLOPs for each weight of a matrix product and token; attention's products are not divided further.
-    assert ledger.flops * rows * cols == exp.model.flops_per_row(256) * 256
+    assert ledger.flops * rows * cols == exp.model.flops_per_row({"length": 256}) * 256

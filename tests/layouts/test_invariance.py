@@ -13,7 +13,7 @@ import pytest
 
 from mtf_experiments import mtf
 from mtf_experiments.models import parameters
-from mtf_experiments.models.language_model import token_nll
+from mtf_experiments.models.loss import token_nll
 from tests.layouts import tiny
 
 TOLERANCE = 1e-5
@@ -95,14 +95,13 @@ def test_a_layout_changes_nothing_but_the_placement(name, alone):
 def noisy_nll(mesh, layout):
     """NLL with dropout of eight rows that are all the same, `[batch, length]`."""
     made = tiny.programs(mesh, layout)
-    shape = made.eval_shape(tiny.ROWS)
     same = {name: np.repeat(array[:1], tiny.ROWS, axis=0) for name, array in ROWS.items()}
 
     def program(params, batch, key):
         return token_nll(parameters.merge(made.structure, params)(batch, mtf.Random(key)), batch["targets"])
 
     nll = mtf.spmd(program, made.mesh, made.layout)
-    return tiny.numpy(nll(made.initialise().params, tiny.feed(made, same, shape), jax.random.key(1)))
+    return tiny.numpy(nll(made.initialise().params, tiny.feed(made, same), jax.random.key(1)))
 
 
 @pytest.mark.parametrize(("mesh", "layout"), [LAYOUTS["data x model on 8 x 1"], LAYOUTS["data x model on 2 x 4"]])

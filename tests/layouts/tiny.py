@@ -13,6 +13,7 @@ import numpy as np
 from mtf_experiments import mtf
 from mtf_experiments.data.packing import fill_rows, pack_in_order
 from mtf_experiments.models.language_model import LanguageModelConfig
+from mtf_experiments.models.transformer import TransformerConfig
 from mtf_experiments.training.feed import device_batch
 from mtf_experiments.training.optimizers import Adafactor
 from mtf_experiments.training.schedules import Constant
@@ -79,25 +80,27 @@ def programs(
     mesh_shape: str,
     layout: str,
     *,
-    config: LanguageModelConfig | None = None,
+    config: TransformerConfig | None = None,
     rows: int = ROWS,
     microbatches: int = 1,
     label_smoothing: float = 0.0,
     seed: int = 7,
     schedule: Any = None,
     length: int = LENGTH,
+    inputs_length: int | None = None,
     abstract: bool = False,
 ) -> Programs:
     """Everything of a run; `abstract`: on a mesh without devices, to be traced only."""
-    settings = StepSettings(rows, length, microbatches, seed, label_smoothing)
+    lengths = {"length": length} | ({"inputs_length": inputs_length} if inputs_length else {})
+    settings = StepSettings(rows, lengths, microbatches, seed, label_smoothing)
     on = mtf.abstract_mesh(mesh_shape) if abstract else mesh(mesh_shape)
     return Programs(config or model(), on, mtf.Layout(layout), FACTORING, schedule or Constant(0.05), settings)
 
 
-def feed(made: Programs, rows: dict[str, np.ndarray], shape: mtf.Shape | None = None) -> dict[str, mtf.NamedTensor]:
-    """The rows as a batch on the devices, of training or of `shape`."""
-    shape = shape or made.train_shape
-    return device_batch(lambda wanted: {n: a[wanted] for n, a in rows.items()}, shape, made.sharding(shape))
+def feed(made: Programs, rows: dict[str, np.ndarray], training: bool = False) -> dict[str, mtf.NamedTensor]:
+    """The rows as a batch on the devices, of evaluation or of training."""
+    shapes = made.train_shapes if training else made.eval_shapes(len(rows["targets"]))
+    return device_batch(lambda wanted: {n: a[wanted] for n, a in rows.items()}, shapes, made.sharding)
 
 
 def numpy(tree: Any) -> Any:
@@ -126,13 +129,12 @@ def step(made: Programs, rows: dict[str, np.ndarray], state: TrainState | None =
             made.gradient_program = program
         return {"after": after.params, "gradients": seen[0][0], "metrics": metrics}
 
-    return {"params": state.params, **jax.jit(update)(state, feed(made, rows))}
+    return {"params": state.params, **jax.jit(update)(state, feed(made, rows, training=True))}
 
 
 def nll(made: Programs, params: Any, rows: dict[str, np.ndarray], scales: tuple[float, ...] = (1.0,)) -> np.ndarray:
     """NLL of every token without dropout, `[scales, rows, length]`."""
-    shape = made.eval_shape(len(rows["targets"]))
-    return numpy(made.compiled_nll(scales)(params, feed(made, rows, shape)))
+    return numpy(made.compiled_nll(scales)(params, feed(made, rows)))
 
 
 def close(actual: Any, expected: Any, tolerance: float, what: str = "") -> None:

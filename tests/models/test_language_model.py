@@ -9,7 +9,7 @@ import pytest
 
 from mtf_experiments import mtf
 from mtf_experiments.models import parameters
-from mtf_experiments.models.language_model import scaled_token_nll, token_nll
+from mtf_experiments.models.loss import scaled_token_nll, token_nll
 from tests.layouts import tiny
 
 MAX_LENGTH = 32

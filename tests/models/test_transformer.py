@@ -18,7 +18,17 @@ SEGMENTS = mtf.NamedTensor(np.array([[1, 1, 2, 2], [1, 1, 1, 0]], np.int32), ROW
 
 
 def widths(dropout=0.3, layers=2, **changes):
-    return Widths(8, 16, 2, 4, layers, dropout, dropout, dropout, **changes)
+    return Widths(
+        d_model=8,
+        d_ff=16,
+        num_heads=2,
+        d_kv=4,
+        num_layers=layers,
+        attention_dropout=dropout,
+        relu_dropout=dropout,
+        residual_dropout=dropout,
+        **changes,
+    )
 
 
 def stack(config):

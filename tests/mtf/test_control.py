@@ -102,3 +102,26 @@ def test_zeros_and_full_hold_their_value_and_type():
     y = run(lambda: mtf.full(dims("a:4 b:2"), 2.5, jnp.bfloat16), "rows:2", "a:rows")
     assert y.dtype == jnp.bfloat16 and np.all(np.asarray(y.array, np.float32) == 2.5)
     assert mtf.zeros(dims("a:0")).array.shape == (0,)
+
+
+def test_a_while_loop_stops_for_all_processors_at_once_and_is_the_same_under_every_layout():
+    """Each row doubles until the largest element of all exceeds 100: row r starts at r + 1, so 4 * 2^5 does it."""
+    x = mtf.NamedTensor(np.arange(1, 5, dtype=np.float32)[:, None] * np.ones((1, 8), np.float32), dims("batch:4 d:8"))
+
+    def program(x):
+        def body(carry):
+            return {"x": carry["x"] * 2, "steps": carry["steps"] + 1}
+
+        carry = {"x": x, "steps": mtf.zeros([], jnp.int32)}
+        return mtf.while_loop(lambda c: mtf.less_equal(mtf.reduce_max(c["x"]), 100.0), body, carry)
+
+    for layout in ("", "batch:rows", "d:cols", "batch:rows;d:cols"):
+        found = run(program, "rows:2;cols:2", layout, x) if layout else program(x)
+        assert int(found["steps"].array) == 5
+        np.testing.assert_array_equal(found["x"].array, 32 * np.asarray(x.array))
+
+
+def test_a_while_loop_whose_condition_fails_at_once_does_nothing():
+    x = mtf.zeros(dims("d:4"))
+    found = mtf.while_loop(lambda c: mtf.greater(mtf.reduce_sum(c), 0.0), lambda c: c + 1, x)
+    np.testing.assert_array_equal(found.array, np.zeros(4))

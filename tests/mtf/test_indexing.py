@@ -207,3 +207,31 @@ def test_running_sums_of_integers_and_of_nothing():
     np.testing.assert_array_equal(y.array, np.cumsum(IDS.array, 1))
     assert y.dtype == jnp.int32
     assert mtf.cumsum(mtf.zeros(dims("none:0 a:2")), "none", True).array.shape == (0, 2)
+
+
+def test_a_slice_is_written_at_a_position_known_only_when_it_runs():
+    x, update = tensor("batch:4 cache:12 d:4"), tensor("d:4 batch:4 cache:3", seed=1)
+    wanted = np.asarray(x.array).copy()
+    wanted[:, 5:8] = np.asarray(update.array).transpose(1, 2, 0)
+    start = mtf.NamedTensor(jnp.int32(5), [])
+    call = lambda x, u, s: mtf.update_slice(x, u, "cache", s.array)  # noqa: E731
+    for layout in ("", "batch:rows", "d:cols", "batch:rows;d:cols"):
+        y = run(call, MESH, layout, x, update, start) if layout else call(x, update, start)
+        np.testing.assert_array_equal(y.array, wanted)
+    assert not collectives(call, MESH, "batch:rows;d:cols", x, update, start)
+    half = mtf.update_slice(x.astype(jnp.bfloat16), update, "cache", 0)
+    assert half.dtype == jnp.bfloat16
+
+
+def test_what_is_written_has_to_fit_and_its_dimension_must_not_be_split():
+    x, update = tensor("batch:4 cache:12"), tensor("batch:4 cache:3", seed=1)
+    with pytest.raises(mtf.ShapeError, match="3 elements from 10 on along cache"):
+        mtf.update_slice(x, update, "cache", 10)
+    with pytest.raises(mtf.LayoutError, match="layout rule cache:rows.*do not split it"):
+        run(
+            lambda x, u: mtf.update_slice(x, u, "cache", 0),
+            MESH,
+            "cache?:rows",
+            tensor("batch:4 cache:12"),
+            tensor("batch:4 cache:4"),
+        )

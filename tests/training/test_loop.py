@@ -142,7 +142,7 @@ def test_saved_parameters_are_those_of_the_step_although_training_went_on(straig
     rows = task.train_rows(BATCH, programs().settings.seed, 384)
     update, state = programs().compiled_update(), programs().initialise()
     for step in range(5):
-        state, _ = update(state, tiny.feed(programs(), rows.batch(step)))
+        state, _ = update(state, tiny.feed(programs(), rows.batch(step), training=True))
     for name, parameter in saved(straight[0], 5).params.items():
         np.testing.assert_array_equal(parameter.array, state.params[name].array, err_msg=name)
 
@@ -212,13 +212,13 @@ def elsewhere(task, tmp_path_factory):
     path = tmp_path_factory.mktemp("split") / "checkpoints"
     rows = task.train_rows(BATCH, 7, 384)
     update = made.compiled_update()
-    state, _ = update(made.initialise(), tiny.feed(made, rows.batch(0)))
-    state, _ = update(state, tiny.feed(made, rows.batch(1)))
+    state, _ = update(made.initialise(), tiny.feed(made, rows.batch(0), training=True))
+    state, _ = update(state, tiny.feed(made, rows.batch(1), training=True))
     with Checkpoints(path) as checkpoints:
         checkpoints.save(2, state.params, state.opt_state, {})
         checkpoints.wait()
     values = tiny.numpy((state.params, state.opt_state))
-    _, metrics = update(state, tiny.feed(made, rows.batch(2)))
+    _, metrics = update(state, tiny.feed(made, rows.batch(2), training=True))
     return path.parent, values, float(metrics["loss"])
 
 
@@ -231,6 +231,6 @@ def test_a_checkpoint_goes_on_under_another_mesh_with_the_same_loss(task, elsewh
         np.testing.assert_array_equal(a, b)
     for name, parameter in restored.params.items():
         assert parameter.array.sharding == made.abstract_state().params[name].array.sharding
-    batch = tiny.feed(made, task.train_rows(BATCH, 7, 384).batch(2))
+    batch = tiny.feed(made, task.train_rows(BATCH, 7, 384).batch(2), training=True)
     _, metrics = made.gradient_program(restored.params, batch, jax.random.key(7), jnp.int32(2))
     np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-6)

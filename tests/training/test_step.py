@@ -12,7 +12,6 @@ from mtf_experiments.models import parameters
 from mtf_experiments.training import optimizers
 from mtf_experiments.training.feed import device_batch
 from mtf_experiments.training.schedules import InverseSquareRootToZero
-from mtf_experiments.training.step import FEATURES
 from tests.layouts import tiny
 
 ROWS = tiny.ragged_rows()
@@ -44,7 +43,7 @@ def made(**settings):
 def started(**settings):
     # Initial parameters do not depend on dropout or label smoothing.
     state = started(label_smoothing=SMOOTHING)[1] if settings.get("silent") else made(**settings).initialise()
-    return made(**settings), state, tiny.feed(made(**settings), ROWS)
+    return made(**settings), state, tiny.feed(made(**settings), ROWS, training=True)
 
 
 def gradients(programs, params, batch, step=0, seed=7):
@@ -54,7 +53,7 @@ def gradients(programs, params, batch, step=0, seed=7):
 
 def log_probs(programs, params):
     """log p of every id of the vocabulary, `[rows, length, vocab]`, in float64."""
-    batch = tiny.feed(programs, ROWS, programs.eval_shape(tiny.ROWS))
+    batch = tiny.feed(programs, ROWS)
     logits = jax.jit(lambda p: parameters.merge(programs.structure, p)(batch).array)(params)
     wide = np.asarray(logits, np.float64)
     top = wide.max(-1, keepdims=True)
@@ -108,7 +107,7 @@ def test_gradients_are_slopes_of_the_loss_that_is_reported():
 
 def test_a_batch_of_nothing_but_padding_is_no_division_by_zero():
     programs, state, _ = started(label_smoothing=SMOOTHING)
-    empty = tiny.feed(programs, {name: np.zeros_like(array) for name, array in ROWS.items()})
+    empty = tiny.feed(programs, {name: np.zeros_like(array) for name, array in ROWS.items()}, training=True)
     found, metrics = gradients(programs, state.params, empty)
     assert metrics["loss"] == metrics["nll"] == metrics["tokens"] == 0
     assert all(not np.asarray(g.array).any() for g in found.values())
@@ -170,14 +169,13 @@ def test_row_g_is_row_g_mod_n_of_microbatch_g_div_n_and_split_within_it(mesh, la
             mtf.Dimension("length", 2),
         ]
     )
-    sharding = mtf.sharding(shape, layout, tiny.mesh(mesh))
-    asked = []
+    features, asked = ("inputs", "targets"), []
 
     def rows(numbers):
         asked.extend(numbers.tolist())
-        return {name: np.stack([10 * numbers, 10 * numbers + 1], axis=1) for name in FEATURES}
+        return {name: np.stack([10 * numbers, 10 * numbers + 1], axis=1) for name in features}
 
-    batch = device_batch(rows, shape, sharding)
+    batch = device_batch(rows, dict.fromkeys(features, shape), lambda s: mtf.sharding(s, layout, tiny.mesh(mesh)))
     for tensor in batch.values():
         assert tensor.shape == shape and tensor.dtype == np.int32
         for m, i in np.ndindex(microbatches, 8 // microbatches):
