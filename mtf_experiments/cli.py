@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from mtf_experiments.errors import NonFiniteError, UserError, is_user_error, message_of
 
-COMMANDS = ("train", "evaluate", "decode", "plan", "sweep", "report", "prepare")
+COMMANDS = ("train", "evaluate", "decode", "score", "plan", "sweep", "report", "prepare")
 _DEVICE_FLAG = "--xla_force_host_platform_device_count"
 # Hyphens, dashes and the minus sign that word processors put in the place of "-".
 _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"

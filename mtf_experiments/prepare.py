@@ -22,6 +22,7 @@ def main(argv: list[str]) -> None:
     args = parser.parse(argv)
 
     from mtf_experiments import experiment
+    from mtf_experiments.data.pair_sources import PairSource, TfdsPairSource
     from mtf_experiments.data.sources import first_lines
     from mtf_experiments.data.tfds_convert import convert
     from mtf_experiments.data.tfds_source import TfdsSource
@@ -32,17 +33,20 @@ def main(argv: list[str]) -> None:
     exp = experiment.load(args.gin_file, args.gin_param)
     source = exp.task.source
     if args.convert_tfds_to:
-        if not isinstance(source, TfdsSource):
-            raise UserError(f"--convert_tfds_to is for a TfdsSource; this task reads a {type(source).__name__}")
+        if not isinstance(source, TfdsSource | TfdsPairSource):
+            raise UserError(f"--convert_tfds_to is for TFDS data; this task reads a {type(source).__name__}")
         cli.wrote(convert(source.name, source.data_dir, args.convert_tfds_to))
         return
 
     task = exp.task.prepare()
     rows = task.train_rows(exp.batch_size, exp.seed, exp.model.padded_vocab_size)
-    reversible = round_trip(task.tokenizer, first_lines(source, "validation", _ROUND_TRIP_LINES))
+    sides = [source.inputs, source.targets] if isinstance(source, PairSource) else [source]
+    sample = [line for side in sides for line in first_lines(side, "validation", _ROUND_TRIP_LINES)]
+    reversible = round_trip(task.tokenizer, sample)
+    lengths = " + ".join(map(str, rows.lengths.values()))
     block = {
         "data": "\n".join(task.summary()),
-        "training rows": f"{rows.rows_in_epoch(0):,} of {rows.row_length} tokens, {rows.fill:.1%} full; "
+        "training rows": f"{rows.rows_in_epoch(0):,} of {lengths} tokens, {rows.fill:.1%} full; "
         f"an epoch takes {rows.steps_per_epoch:,.1f} steps of {rows.batch_size} rows",
         "reversible": f"{reversible.summary()} (validation)",
     }

@@ -100,7 +100,7 @@ def score(
     if not allow_pieces:
         for name, lines in [("hypotheses", hypotheses), *((f"references {i}", r) for i, r in enumerate(references, 1))]:
             check_detokenised(lines, name, tokenize)
-    bleu = BLEU(tokenize=tokenize, smooth_method=smooth, lowercase=lowercase)
+    bleu = BLEU(tokenize=tokenize, smooth_method=smooth, lowercase=lowercase, force=True)
     chrf = CHRF(lowercase=lowercase)
     streams = [list(r) for r in references]
     enough = bootstrap if len(hypotheses) >= _LEAST_FOR_INTERVAL else 0

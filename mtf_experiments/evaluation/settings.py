@@ -16,7 +16,8 @@ class Evaluation:
     """How a model is evaluated: `batch_size` rows at once (0: as in training), for every factor of `logit_scales`.
 
     `during_training` lists the scales of evaluations within a run, in which a translation model translates the development
-    set every `bleu_every` steps (0: only at the end; it also has to be a step of evaluation). `label` claims the name of a published measure for the
+    set every `bleu_every` steps (0: only at the end; it also has to be a step of evaluation).
+    `label` claims the name of a published measure for the
     development set; it is refused unless sentences and words are that measure's.
     """
 

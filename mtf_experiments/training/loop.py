@@ -16,8 +16,8 @@ import numpy as np
 
 from mtf_experiments.data.prefetch import prefetch
 from mtf_experiments.data.tasks import PreparedTask
-from mtf_experiments.errors import NonFiniteError
 from mtf_experiments.data.translation_task import PreparedTranslation
+from mtf_experiments.errors import NonFiniteError
 from mtf_experiments.evaluation.evaluator import Evaluator, Measured
 from mtf_experiments.evaluation.settings import Decoding, Evaluation
 from mtf_experiments.reporting.console import ProgressDisplay, ThroughputMeter, duration, progress_line

@@ -36,7 +36,8 @@ class TrainState:
 class StepSettings:
     """Sizes of a training step: `batch_size` rows, in `microbatches` equal parts one after another.
 
-    `lengths` are those of the dimensions of a row, `{"length": 256}`. `seed` decides initial parameters and dropout. `label_smoothing` applies to the training loss only.
+    `lengths` are those of the dimensions of a row, `{"length": 256}`. `seed` decides initial parameters and dropout.
+    `label_smoothing` applies to the training loss only.
     """
 
     batch_size: int

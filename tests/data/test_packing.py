@@ -147,9 +147,9 @@ def test_empty_rows_are_zero():
 
 
 def test_a_packing_that_loses_tokens_is_noticed(monkeypatch):
-    def losing(length, row_length):
-        length[-1] -= 1
-        return np.arange(len(length)), len(length)
+    def losing(lengths, row_lengths):
+        lengths[0][-1] -= 1
+        return np.arange(len(lengths[0])), len(lengths[0])
 
     monkeypatch.setattr(packing, "_first_fit", losing)
     with pytest.raises(AssertionError, match="lost tokens: 6 in, 5 out"):

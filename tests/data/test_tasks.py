@@ -74,7 +74,6 @@ def test_damaged_vocabulary_is_refused_by_name(task, tmp_path):
 def test_perfect_model_reaches_the_known_loss_on_the_rows(task):
     prepared = task.prepare()
     rows = prepared.eval_rows("validation", 4, 512)
-    assert rows.chopped == 0
     grammar = task.source.grammar
     nats = 0.0
     for batch in rows:
