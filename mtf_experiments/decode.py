@@ -29,7 +29,8 @@ def main(argv: list[str]) -> None:
     from mtf_experiments.data.text_io import is_blank, one_line, read_lines
     from mtf_experiments.data.tokenizer import Tokenizer, require_known
     from mtf_experiments.errors import UserError
-    from mtf_experiments.reporting.run_directory import RunDirectory, write_atomically
+    from mtf_experiments.files import write_text
+    from mtf_experiments.reporting.run_directory import RunDirectory
     from mtf_experiments.training.checkpoints import Checkpoints
     from mtf_experiments.training.loop import BEST_BY
 
@@ -60,10 +61,10 @@ def main(argv: list[str]) -> None:
         for d in decoded:
             print(d.text)
         return
-    write_atomically(args.output, "".join(f"{d.text}\n" for d in decoded))
+    write_text(args.output, "".join(f"{d.text}\n" for d in decoded))
     details = args.output.with_name(args.output.name + ".jsonl")
     rows = (json.dumps(d.as_json(number), ensure_ascii=False) for number, d in enumerate(decoded, 1))
-    write_atomically(details, "".join(f"{row}\n" for row in rows))
+    write_text(details, "".join(f"{row}\n" for row in rows))
     cli.wrote(args.output)
     cli.wrote(details)
 

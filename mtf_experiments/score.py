@@ -30,7 +30,7 @@ def main(argv: list[str]) -> None:
     from mtf_experiments.data.text_io import read_lines
     from mtf_experiments.errors import UserError
     from mtf_experiments.evaluation.bleu import compare, score
-    from mtf_experiments.reporting.run_directory import write_atomically
+    from mtf_experiments.files import write_text
 
     def read(path: str) -> list[str]:
         return list(read_lines(path))
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> None:
         print("\n".join([f"compared with {args.compare}", comparison.line()]), flush=True)
         content["comparison"] = {"with": args.compare, "bleu": comparison.second, "p_value": comparison.p_value}
     if args.output:
-        write_atomically(args.output, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        write_text(args.output, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
         cli.wrote(args.output)
 
 

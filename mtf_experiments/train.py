@@ -21,8 +21,9 @@ def main(argv: list[str]) -> None:
     import jax
 
     from mtf_experiments import config, experiment, mtf
+    from mtf_experiments.files import write_text
     from mtf_experiments.reporting import console
-    from mtf_experiments.reporting.run_directory import RunDirectory, describe_environment, write_atomically
+    from mtf_experiments.reporting.run_directory import RunDirectory, describe_environment
     from mtf_experiments.training.startup import forecast
 
     exp = experiment.load(args.gin_file, args.gin_param)
@@ -54,7 +55,7 @@ def main(argv: list[str]) -> None:
     run.record(config.resolved(), environment)
     if run.writer:
         run.tokenizer.write_bytes(task.tokenizer.model)
-        write_atomically(run.plan, json.dumps(sizes.as_json(), indent=1) + "\n")
+        write_text(run.plan, json.dumps(sizes.as_json(), indent=1) + "\n")
     result = trainer.train()
     if (source := task.source_perplexity("validation")) is not None:
         reached = result.perplexity.at(1.0).ppl_word

@@ -8,15 +8,16 @@ import pytest
 
 PACKAGE = "mtf_experiments"
 ROOT = Path(__file__).parents[1] / PACKAGE
-COMMANDS = {"train", "evaluate", "decode", "plan", "sweep", "report", "prepare", "__main__"}
+COMMANDS = {"train", "evaluate", "decode", "score", "plan", "sweep", "report", "prepare", "__main__"}
 ROOMS = {"training", "evaluation", "planning", "reporting"}
-COMMON = {"errors", "config"}
+COMMON = {"errors", "config", "files"}
 
 # For each part of the package, the other parts that it may import.  A module that is not listed wires the parts
 # together for the commands and may import everything but commands.
 ALLOWED = {
     "errors": set(),
     "config": {"errors"},
+    "files": {"errors"},
     "cli": COMMON,
     "mtf": set(),
     "data": COMMON,

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from mtf_experiments.data.files import file_sha256, lock, write_directory
 from mtf_experiments.data.token_store import FORMAT
 from mtf_experiments.data.tokenizer import Tokenizer, Vocabulary
 from mtf_experiments.errors import UserError
+from mtf_experiments.files import file_sha256, lock, write_directory
 
 
 def cache_key(*parts: object) -> str:

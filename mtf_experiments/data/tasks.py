@@ -59,7 +59,7 @@ class PreparedTask:
         """All counts of a split: of the text, of the tokens, and sentences longer than a row."""
         store = self.stores[split]
         assert store.manifest is not None
-        return store.manifest.all_counts() | {"over_long": store.over_long(self.task.row_length)}
+        return {**store.manifest.all_counts(), "over_long": store.over_long(self.task.row_length)}
 
     def all_counts(self) -> dict[str, dict[str, int | float]]:
         """The counts of every split."""

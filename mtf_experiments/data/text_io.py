@@ -17,8 +17,8 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
-from mtf_experiments.data.files import write_atomically
 from mtf_experiments.errors import UserError
+from mtf_experiments.files import write_atomically
 
 _BOM = b"\xef\xbb\xbf"
 _SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.DOTALL | re.IGNORECASE)

@@ -9,10 +9,10 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from mtf_experiments.data.files import lock, write_directory
 from mtf_experiments.data.text_io import open_bytes
 from mtf_experiments.data.tfds_source import prepared_builder
 from mtf_experiments.errors import UserError
+from mtf_experiments.files import lock, write_directory
 
 _HEADER = struct.Struct("<QI")  # length of the record, checksum of the length
 _CHECKSUM = 4  # bytes behind the record

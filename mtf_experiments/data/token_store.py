@@ -16,11 +16,11 @@ from typing import Any, BinaryIO
 import numpy as np
 import sentencepiece
 
-from mtf_experiments.data.files import file_sha256, lock, write_directory
 from mtf_experiments.data.sources import CountedSource, Source, SourceInfo
 from mtf_experiments.data.text_io import is_blank
 from mtf_experiments.data.tokenizer import EOS, UNKNOWN, Tokenizer
 from mtf_experiments.errors import UserError
+from mtf_experiments.files import file_sha256, lock, write_directory
 
 FORMAT = 1
 """Version of the layout and meaning of a store."""

@@ -94,7 +94,8 @@ def score(
     `bootstrap` resamples (0: none; seeded) give the interval. Raises UserError for unequal lengths, for no sentences, and,
     unless `allow_pieces`, for text that still looks tokenised or in subword pieces: a wrong but plausible score.
     """
-    from sacrebleu.metrics import BLEU, CHRF
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
 
     check_streams(hypotheses, references)
     if not allow_pieces:
@@ -158,12 +159,12 @@ def compare(
     resamples: int = 1000,
 ) -> Comparison:
     """Whether `second` differs from `first` in BLEU by more than chance; raises as `score` does."""
-    from sacrebleu.metrics import BLEU
+    from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.significance import PairedTest
 
     for hypotheses in (first, second):
         check_streams(hypotheses, references)
-    systems = [("first", list(first)), ("second", list(second))]
+    systems: Any = [("first", list(first)), ("second", list(second))]
     # The metric keeps the references' statistics only if it is given them here.
     metric = BLEU(
         tokenize=tokenize, smooth_method=smooth, lowercase=lowercase, references=[list(r) for r in references]

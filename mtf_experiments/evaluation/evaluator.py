@@ -12,8 +12,9 @@ from mtf_experiments.data.translation_task import PreparedTranslation
 from mtf_experiments.evaluation.perplexity import PerplexityAccumulator, PerplexityResult, TextCounts, choose_scale
 from mtf_experiments.evaluation.settings import Decoding
 from mtf_experiments.evaluation.translation import TranslationEvaluator, TranslationResult, record_translations
+from mtf_experiments.files import write_text
 from mtf_experiments.models.parameters import Parameters
-from mtf_experiments.reporting.run_directory import RunDirectory, write_atomically
+from mtf_experiments.reporting.run_directory import RunDirectory
 from mtf_experiments.training.feed import device_batch, to_host
 from mtf_experiments.training.step import Programs
 
@@ -59,6 +60,9 @@ class PerplexityEvaluator:
         return sums.result(text, split, label=label)
 
 
+_PREDICTS_WELL, _TRANSLATES_BADLY = 4.0, 5.0  # perplexity per token and BLEU that do not go together
+
+
 @dataclass(frozen=True)
 class Measured:
     """All that was measured of one set of parameters on one split."""
@@ -68,7 +72,20 @@ class Measured:
 
     def lines(self) -> list[str]:
         """For people, the counts first."""
-        return [*self.perplexity.lines(), *(self.translation.bleu.lines() if self.translation else [])]
+        return [
+            *self.perplexity.lines(),
+            *(self.translation.bleu.lines() if self.translation else []),
+            *self._warnings(),
+        ]
+
+    def _warnings(self) -> list[str]:
+        per_token = self.perplexity.scales[0].ppl_token
+        if self.translation is None or per_token > _PREDICTS_WELL or self.translation.bleu.bleu > _TRANSLATES_BADLY:
+            return []
+        return [
+            f"  warning: each next token is predicted well (perplexity {per_token:.2f}), but free translations score BLEU "
+            f"{self.translation.bleu.bleu:.2f}: does the model see what it has to predict, or decoding another text?"
+        ]
 
     def short_lines(self) -> list[str]:
         """The same without the counts, which are the same each time."""
@@ -97,7 +114,7 @@ class Measured:
         if self.translation:
             written = record_translations(self.translation.decoded, run, task, split, step)
             content["bleu"] = {**self.translation.as_json(), "decodes": written[0].name}
-        write_atomically(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
         return [path, *written]
 
 

@@ -12,8 +12,9 @@ from mtf_experiments.data.translation_task import PreparedTranslation
 from mtf_experiments.evaluation.bleu import BleuResult, score
 from mtf_experiments.evaluation.settings import Decoding
 from mtf_experiments.evaluation.text_decoder import Decoded, TextDecoder
+from mtf_experiments.files import write_text
 from mtf_experiments.models.parameters import Parameters
-from mtf_experiments.reporting.run_directory import RunDirectory, write_atomically
+from mtf_experiments.reporting.run_directory import RunDirectory
 from mtf_experiments.training.step import Programs
 
 
@@ -60,8 +61,8 @@ def record_translations(
 ) -> list[Any]:
     """Stores the translations, one plain line for each source line, and their details beside them. Returns the paths."""
     lines, details = run.decode(task, split, step), run.decode(task, split, step, ".jsonl")
-    write_atomically(lines, "".join(f"{d.text}\n" for d in decoded))
-    write_atomically(details, "".join(_json_line(d, number) for number, d in enumerate(decoded, 1)))
+    write_text(lines, "".join(f"{d.text}\n" for d in decoded))
+    write_text(details, "".join(_json_line(d, number) for number, d in enumerate(decoded, 1)))
     return [lines, details]
 
 

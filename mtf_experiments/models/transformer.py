@@ -105,10 +105,10 @@ class Transformer(nnx.Module):
         self.norm_scales = nnx.Param(mtf.full([norms, d_model], 1.0))
 
     @property
-    def sublayers(self) -> dict[str, nnx.Module]:
+    def sublayers(self) -> Mapping[str, nnx.Module]:
         """The sublayers by name, in the order of a layer, each with its parameters stacked along `layers`."""
-        named = {"attention": self.attention, "encoder_attention": self.encoder_attention}
-        return {n: m for n, m in named.items() if m is not None} | {"feed_forward": self.feed_forward}
+        cross = {} if self.encoder_attention is None else {"encoder_attention": self.encoder_attention}
+        return {"attention": self.attention, **cross, "feed_forward": self.feed_forward}
 
     def layer_norm_scales(self) -> NamedTensor:
         """`[layers, sublayers, d_model]`."""

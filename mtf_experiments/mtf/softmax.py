@@ -7,6 +7,7 @@ pass reads them once. (Left to differentiation, both would keep several tensors 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -74,7 +75,7 @@ def _cross_entropies(
     wide = transpose(logits, [*labels.shape, dim]).astype(jnp.float32)
     # Logits that a broadcast made the same along split labels must vary like them: their gradient does.
     array = wide.varying(collective.varying_axes(labels.array))
-    both = _cross_entropy(array, labels.array, split_over([dim]), with_uniform, dim.size)
+    both: Any = _cross_entropy(array, labels.array, split_over([dim]), with_uniform, dim.size)
     nll, uniform = (NamedTensor(a, labels.shape) for a in both)
     known = logical_and(labels >= 0, labels < dim.size)
     return where(known, nll, jnp.nan), where(known, uniform, jnp.nan)

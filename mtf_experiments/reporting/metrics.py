@@ -13,7 +13,7 @@ from typing import Any
 from tensorboardX import SummaryWriter
 
 from mtf_experiments.errors import UserError
-from mtf_experiments.reporting.run_directory import replacing
+from mtf_experiments.files import write_atomically
 
 
 class MetricsWriter:
@@ -36,7 +36,7 @@ class MetricsWriter:
             return
         rows = [row for row in read_metrics(self.path) if row["step"] <= resume_step]
         self._last = {row["key"]: row["step"] for row in rows}
-        with replacing(self.path) as file:
+        with write_atomically(self.path) as file:
             file.writelines(_line(row) for row in rows)
         try:
             self._file = open(self.path, "ab")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import fnmatch
 import importlib.metadata
@@ -10,13 +9,13 @@ import json
 import os
 import platform
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mtf_experiments import config
 from mtf_experiments.errors import UserError
+from mtf_experiments.files import write_text
 
 MAY_DIFFER = (
     "mesh_shape",
@@ -104,9 +103,9 @@ class RunDirectory:
         if self.used and earlier:
             self._refuse(_changed_data(earlier[-1].get("data", {}), environment.get("data", {})))
         if self.writer:
-            write_atomically(self.config, config_text)
+            write_text(self.config, config_text)
             text = json.dumps({**environment, "earlier_starts": earlier}, indent=2, sort_keys=True, default=str)
-            write_atomically(self.environment, text + "\n")
+            write_text(self.environment, text + "\n")
 
     def check(self, config_text: str, may_differ: Sequence[str] = MAY_DIFFER) -> None:
         """Raises UserError, with every value that differs, if there are checkpoints of another configuration."""
@@ -172,38 +171,6 @@ def describe_environment(
         "data": dict(data),
         **more,
     }
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Writes `text` (UTF-8) to `path` such that at every instant the old or the new file is there, whole.
-
-    Raises UserError with the path if that fails.
-    """
-    with replacing(path) as file:
-        file.write(text.encode("utf-8"))
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Any]:
-    """A binary file that takes the place of `path` when the body ends without an error, and is removed otherwise."""
-    temporary = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}-", delete=False) as file:
-            temporary = Path(file.name)
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)  # temporary files are private, results are not
-        temporary.replace(path)
-        temporary = None
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error}") from error
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
 
 
 def _changed_data(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mtf_experiments import config, experiment
-from mtf_experiments.data.files import file_sha256
+from mtf_experiments.files import file_sha256
 from tests.commands import runs
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -6,7 +6,11 @@ import pytest
 
 from tests.commands import runs
 
-GOOD = ["Die Katze saß auf der Matte und sah den Mond.", "Niemand erwartete den Zug heute pünktlich.", "Sie schrieb drei Briefe."]
+GOOD = [
+    "Die Katze saß auf der Matte und sah den Mond.",
+    "Niemand erwartete den Zug heute pünktlich.",
+    "Sie schrieb drei Briefe.",
+]
 
 
 @pytest.fixture

@@ -34,7 +34,13 @@ Training.checkpoint_every = 2
 Training.keep_checkpoints = 3
 """
 ONE = ("--gin_file=translation.gin",)
-LINES = ["be badi no su", "", "go base base base base base base base base base base base base base", "be umlaut-\u00e4\u00f6 \u2028 \x85 no", "su no be"]
+LINES = [
+    "be badi no su",
+    "",
+    "go base base base base base base base base base base base base base",
+    "be umlaut-\u00e4\u00f6 \u2028 \x85 no",
+    "su no be",
+]
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +161,12 @@ def test_a_language_model_continues_prompts(here, env):
     begun = runs.run("train", "--gin_file=tiny.gin", "--model_dir=lm", "--gin_param=train_steps=2", cwd=here, env=env)
     assert begun.code == 0, begun
     (prompt, *_) = _first_sentence(here)
-    arguments = ["--model_dir=lm", f"--prompt={prompt}", "--gin_param=Decoding.method='sample'", "--gin_param=Decoding.max_length=4"]
+    arguments = [
+        "--model_dir=lm",
+        f"--prompt={prompt}",
+        "--gin_param=Decoding.method='sample'",
+        "--gin_param=Decoding.max_length=4",
+    ]
     one, two = (runs.run("decode", *arguments, cwd=here, env=env) for _ in range(2))
     assert one.code == 0 and one.out == two.out and one.out.startswith(prompt), one
     assert len(one.out.split()) <= len(prompt.split()) + 4
@@ -181,7 +192,10 @@ def _first_sentence(here):
         (("--model_dir=run", "--prompt=a", "--checkpoint=all"), "decode takes one checkpoint"),
         (("--model_dir=run", "--prompt=a", "--gin_param=Decoding.beem=2"), "beem"),
         (("--model_dir=run", "--prompt=a", "--gin_param=Decoding.n_best=9"), "more than the beam of 4"),
-        (("--model_dir=run", "--prompt=a", "--gin_param=Decoding.alpha=-1.0"), "Decoding.alpha is -1.0; want at least 0"),
+        (
+            ("--model_dir=run", "--prompt=a", "--gin_param=Decoding.alpha=-1.0"),
+            "Decoding.alpha is -1.0; want at least 0",
+        ),
         (("--model_dir=run", "--prompt=a", "--gin_param=Decoding.top_p=0.0"), "Decoding.top_p is 0.0"),
         (("--model_dir=run", "--prompt=a", "--gin_param=d_model=32"), "d_model"),
         (("--model_dir=run", "--prompt=a", "--beam=2"), "unknown flag --beam"),

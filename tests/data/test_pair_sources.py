@@ -65,7 +65,7 @@ def test_compressed_and_several_files_are_read_in_the_order_of_the_patterns(fold
 
 
 def test_segments_of_an_sgml_file_are_its_lines(folder):
-    sgm = '<srcset setid="t">\n<doc>\n<hl>\n<seg id="1"> A &amp; B &quot;c&quot; </seg>\n</hl><p>\n<seg id="2">two\nlines</seg>\n'
+    sgm = '<doc>\n<hl>\n<seg id="1"> A &amp; B &quot;c&quot; </seg>\n</hl>\n<seg id="2">two\nlines</seg>\n'
     write(folder, "test-src.en.sgm", sgm)
     write(folder, "test-ref.de.sgm", '<seg id="1">x</seg><seg id="2"></seg>')
     source = parallel(folder, test="test-{role}.{lang}.sgm")
@@ -187,7 +187,9 @@ def test_what_is_wrong_with_a_file_of_pairs_is_told(tmp_path):
         splits(TsvPairSource(str(tmp_path), "short.tsv", "en", "de"))
     with pytest.raises(UserError, match="no file .*gone.tsv; .* holds"):
         splits(TsvPairSource(str(tmp_path), "gone.tsv", "en", "de"))
-    with pytest.raises(UserError, match="200 different sentences are too few to hold out 150 for test and 100 for validation"):
+    with pytest.raises(
+        UserError, match="200 different sentences are too few to hold out 150 for test and 100 for validation"
+    ):
         splits(tsv(tmp_path, validation_pairs=100, test_pairs=150))
     (tmp_path / "bad.tsv").write_bytes(b"a\tb\n\xff\tc\n")
     with pytest.raises(UserError, match=r"bad\.tsv, line 2: not UTF-8"):

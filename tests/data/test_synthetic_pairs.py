@@ -30,7 +30,14 @@ def test_translation_is_by_lexicon_order_and_agreement():
     (ambiguous, *_), (swaps, *_), (last, *_), (plain, *_) = grammar.words[:4]
     line = " ".join([opener, swaps, ambiguous, last, plain])
     spelled = {word: word[::-1] + "o" for word in (opener, swaps, last, plain)}
-    expected = [spelled[opener], f"{ambiguous[::-1]}o{topic}", spelled[swaps], spelled[plain], spelled[last], f"zu{topic}"]
+    expected = [
+        spelled[opener],
+        f"{ambiguous[::-1]}o{topic}",
+        spelled[swaps],
+        spelled[plain],
+        spelled[last],
+        f"zu{topic}",
+    ]
     assert SOURCE.translate(line) == " ".join(expected)
     assert SOURCE.translate(f"{opener} {swaps}") == f"{spelled[opener]} {spelled[swaps]} zu{topic}"
 
@@ -49,5 +56,8 @@ def test_the_opener_is_needed_and_word_order_differs():
     (word, *_) = SOURCE._grammar.words[0]
     endings = {w[-1] for a, b in found if word in a.split() for w in b.split() if w.startswith(f"{word[::-1]}o")}
     assert len(endings) == SOURCE.topics
-    moved = sum([w[: len(v)] == v[::-1] for v, w in zip(a.split(), b.split(), strict=False)] != [True] * len(a.split()) for a, b in found)
+    moved = sum(
+        [w[: len(v)] == v[::-1] for v, w in zip(a.split(), b.split(), strict=False)] != [True] * len(a.split())
+        for a, b in found
+    )
     assert moved > len(found) / 2

@@ -10,11 +10,11 @@ import time
 import numpy as np
 import pytest
 
-from mtf_experiments.data.files import write_atomically
 from mtf_experiments.data.sources import ListSource, describe
 from mtf_experiments.data.token_store import TokenStore, build_store, open_store
 from mtf_experiments.data.tokenizer import EOS, UNKNOWN, Vocabulary
 from mtf_experiments.errors import UserError
+from mtf_experiments.files import write_atomically
 
 LINES = ["the cat sat", "", "on the mat", "the dog  and the cat", "zebra"] * 5
 SOURCE = ListSource({"train": LINES, "validation": LINES[:3]})

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from mtf_experiments.data.packing import pack_pairs_first_fit
 from mtf_experiments.data.pair_filter import PairFilter, sentence_hashes
 from mtf_experiments.data.pair_sources import ParallelTextSource
-from mtf_experiments.data.packing import pack_pairs_first_fit
 from mtf_experiments.data.pipeline import EvalRows, TrainRows, shuffled
 from mtf_experiments.data.rows import PairRows
 from mtf_experiments.data.synthetic_pairs import SyntheticPairSource
@@ -24,7 +24,9 @@ def stores(count=300, seed=0, longest=(12, 16)):
     sides = []
     for side, most in enumerate(longest):
         lengths = rng.integers(0, most, count)
-        sides.append(TokenStore.of([[3 + 100 * n + 50 * side + i for i in range(k)] for n, k in enumerate(lengths)], VOCAB))
+        sides.append(
+            TokenStore.of([[3 + 100 * n + 50 * side + i for i in range(k)] for n, k in enumerate(lengths)], VOCAB)
+        )
     return sides
 
 
@@ -51,7 +53,11 @@ def test_an_epoch_holds_every_pair_once_with_both_sides_in_one_segment():
     inputs, targets = stores()
     rows = TrainRows(rows_of(inputs, targets), 4, 7)
     count = rows.rows_in_epoch(0)
-    found = [pair for step in range(-(-count // 4)) for pair in pairs_in(rows.batch(step, slice(0, min(4, count - 4 * step))))]
+    found = [
+        pair
+        for step in range(-(-count // 4))
+        for pair in pairs_in(rows.batch(step, slice(0, min(4, count - 4 * step))))
+    ]
     expected = [(inputs.sentence(n).tolist(), targets.sentence(n).tolist()) for n in range(len(inputs))]
     assert sorted(found) == sorted(expected)
     assert rows.fill > 0.8
@@ -130,7 +136,11 @@ def test_pairs_are_left_out_for_the_first_reason_that_applies():
     assert counts == {"empty source": 1, "empty target": 1, "source too long": 1, "target too long": 1}
     kept, counts = PairFilter(*LENGTHS, 4.0, True, True).kept(inputs, targets)
     assert kept.tolist() == [5, 6]
-    assert {k: counts[k] for k in ("length ratio", "copy", "duplicate")} == {"length ratio": 1, "copy": 1, "duplicate": 1}
+    assert {k: counts[k] for k in ("length ratio", "copy", "duplicate")} == {
+        "length ratio": 1,
+        "copy": 1,
+        "duplicate": 1,
+    }
     assert sum(counts.values()) + len(kept) == len(source)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mtf_experiments import cli, config, experiment
+from mtf_experiments.models import parameters
 
 REPOSITORY = Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -81,7 +82,7 @@ def test_make_targets_in_a_document_exist(document):
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name)
 def test_gin_files_in_a_document_exist(document):
     for file in re.findall(r"[\w./-]+\.gin\b", document.read_text(encoding="utf-8")):
-        if "/" in file or file.startswith(("lm_", "wiki_", "wmt_")):
+        if "/" in file or file.startswith(("lm_", "wiki_", "wmt_", "mt_")):
             assert (REPOSITORY / file).is_file() or config.find(file).is_file()
 
 
@@ -122,6 +123,34 @@ def test_run_files_of_table_2_have_its_widths(data, row_length, vocabulary, size
     assert (model.d_ff, model.num_heads) == TABLE_2[size]
     assert (model.d_model, model.d_kv, model.num_layers) == (1024, 256, 6)
     assert model.row_length == row_length and model.padded_vocab_size == vocabulary
+
+
+# Table 3: width of the feed-forward layer, heads and their size; the last row is the Transformer of Vaswani et al. 2017.
+TABLE_3 = {
+    "0.15b": (2048, 4, 128, 0.155),
+    "0.24b": (4096, 8, 128, 0.244),
+    "0.42b": (8192, 16, 128, 0.420),
+    "0.77b": (16384, 32, 128, 0.772),
+    "1.48b": (32768, 64, 128, 1.477),
+    "2.89b": (65536, 128, 128, 2.886),
+    "0.21b": (4096, 16, 64, 0.210),
+}
+
+
+@pytest.mark.parametrize("pair", ["ende", "enfr"])
+@pytest.mark.parametrize("size", TABLE_3)
+def test_run_files_of_table_3_have_its_widths_and_parameters(pair, size):
+    exp = experiment.load([f"wmt_{pair}_{size}.gin"], [])
+    model = exp.model
+    *widths, billions = TABLE_3[size]
+    assert [model.d_ff, model.num_heads, model.d_kv] == widths and (model.d_model, model.num_layers) == (1024, 6)
+    _, shapes = model.abstract_parameters()
+    assert round(parameters.count(shapes) / 1e9, 3) == billions
+    assert exp.task.lengths == {"inputs_length": 256, "length": 256} and exp.batch_size == 128
+    assert exp.task.source.languages == ("en", pair[2:]) and exp.training.label_smoothing == 0.1
+    assert (exp.decoding.beam, exp.decoding.alpha) == (4, 0.6)
+    steps, last = (154_000, 51_400) if pair == "enfr" else (19_200, 6_400)
+    assert (exp.train_steps, exp.schedule.final_steps) == (steps, last)
 
 
 @pytest.mark.parametrize("layout", sorted((REPOSITORY / "gin" / "layouts").glob("*.gin")), ids=lambda path: path.stem)

@@ -51,7 +51,9 @@ def test_all_systems_of_wmt21_english_german_have_their_official_scores():
     assert compared == 20 + 2 * 3
 
 
-@pytest.mark.parametrize("system", ["baseline.opt0", "baseline.opt1", "baseline.opt2", "sys1.opt0", "sys1.opt1", "sys1.opt2"])
+@pytest.mark.parametrize(
+    "system", ["baseline.opt0", "baseline.opt1", "baseline.opt2", "sys1.opt0", "sys1.opt1", "sys1.opt2"]
+)
 def test_tokenised_outputs_of_newstest2010_have_their_published_scores(system):
     folder = real_text("bleu-anchors") / "multeval-newstest2010"
     expected = {}
@@ -116,7 +118,9 @@ def test_empty_lines_are_counted_and_score_nothing():
 
 def test_the_name_bleu_is_kept_for_the_standard():
     assert score_name("13a", "exp", False) == "BLEU"
-    assert score_name("intl", "exp", True) == "BLEU-intl-lc" and score_name("none", "none", False) == "BLEU-tok-unsmoothed"
+    assert (
+        score_name("intl", "exp", True) == "BLEU-intl-lc" and score_name("none", "none", False) == "BLEU-tok-unsmoothed"
+    )
     found = score(SENTENCES, [SENTENCES], lowercase=True)
     assert found.metrics().keys() == {"bleu-lc", "chrf", "length_ratio"} and "case:lc" in found.signature
     assert "tok:13a|smooth:exp" in score(SENTENCES, [SENTENCES]).signature

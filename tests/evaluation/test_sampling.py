@@ -10,7 +10,7 @@ from mtf_experiments import mtf
 from mtf_experiments.evaluation.hypotheses import EOS, NOTHING, Constraints
 from mtf_experiments.evaluation.sampling import Sampling, restrict, sample
 from mtf_experiments.mtf import Dimension, NamedTensor, Shape
-from tests.evaluation.test_beam_search import STEPS, STEPS_DIM, VOCAB, VOCAB_DIM, TableDecoder, log_prob, random_table
+from tests.evaluation.test_beam_search import STEPS, VOCAB, VOCAB_DIM, TableDecoder, log_prob, random_table
 
 TABLE = random_table(seed=4)
 HISTORY = Dimension("history", VOCAB**STEPS)

@@ -102,7 +102,9 @@ def test_every_score_is_that_of_the_text_when_it_is_forced():
     compared = 0
     for h in range(4):
         exists = found.scores[:, h] > NOTHING / 2
-        np.testing.assert_allclose(found.log_probs[exists, h], -forced(found.tokens[:, h])[exists], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(
+            found.log_probs[exists, h], -forced(found.tokens[:, h])[exists], rtol=1e-4, atol=1e-4
+        )
         compared += exists.sum()
     assert compared >= 3 * ROWS
 

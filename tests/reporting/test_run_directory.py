@@ -5,8 +5,9 @@ import jax
 import pytest
 
 from mtf_experiments.errors import UserError
+from mtf_experiments.files import write_text
 from mtf_experiments.reporting import run_directory
-from mtf_experiments.reporting.run_directory import RunDirectory, changed, describe_environment, write_atomically
+from mtf_experiments.reporting.run_directory import RunDirectory, changed, describe_environment
 
 CONFIG = """
 mesh_shape = 'rows:2;cols:4'
@@ -135,20 +136,20 @@ def test_damaged_environment_file_is_named(tmp_path):
 
 def test_interrupted_write_leaves_the_old_file_and_no_leftover(tmp_path, monkeypatch):
     path = tmp_path / "config.gin"
-    write_atomically(path, "old")
+    write_text(path, "old")
 
     def fail(descriptor):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(run_directory.os, "fsync", fail)
-    with pytest.raises(UserError, match="config.gin cannot be written.*No space left"):
-        write_atomically(path, "new")
+    with pytest.raises(UserError, match="cannot write .*config.gin: No space left"):
+        write_text(path, "new")
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["config.gin"]
 
 
 def test_written_files_have_ordinary_permissions(tmp_path):
-    write_atomically(tmp_path / "a", "text")
+    write_text(tmp_path / "a", "text")
     (tmp_path / "b").write_text("text")
     assert (tmp_path / "a").stat().st_mode == (tmp_path / "b").stat().st_mode
 

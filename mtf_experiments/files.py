@@ -46,6 +46,12 @@ def write_atomically(path: str | Path) -> Iterator[BinaryIO]:
             temporary.unlink()
 
 
+def write_text(path: str | Path, text: str) -> None:
+    """Write `text` (UTF-8) as `write_atomically` does."""
+    with write_atomically(path) as file:
+        file.write(text.encode("utf-8"))
+
+
 @contextmanager
 def lock(path: Path) -> Iterator[None]:
     """Hold the exclusive lock named `path`; waits for whoever holds it. The system frees it when its holder dies."""
