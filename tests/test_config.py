@@ -16,6 +16,13 @@ from mtf_experiments.config.types import Reference, conforms
 from mtf_experiments.errors import UserError
 
 
+@gin.configurable(module="config_test")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ByName:
+    width: int
+    depth: int
+
+
 class Optimizer(Protocol):
     def update(self) -> None: ...
 
@@ -221,6 +228,9 @@ def test_required_value_that_is_not_set_is_refused(write):
     config.load([])
     assert refused(config.build, Root) == "required and not set: Root.steps; set it in a Gin file or by --gin_param"
     assert "required and not set: required_function.size" in refused(config.build, required_function)
+    config.load([])
+    message = "required and not set: ByName.width, ByName.depth; set it"
+    assert refused(config.build, ByName).startswith(message)
 
 
 def test_error_of_a_constructor_reaches_the_user_without_gins_call_lines():

@@ -18,6 +18,10 @@ _MISSING = re.compile(
     r"No values supplied by Gin or caller for arguments: \[(?P<missing>.*)\]"
     r"(?:.|\n)*?In call to configurable '(?P<name>[^']*)'"
 )
+# Python's own words for parameters that can only be given by name, which Gin passes on.
+_MISSING_BY_NAME = re.compile(
+    r"missing \d+ required keyword-only arguments?: (?P<missing>.*)(?:.|\n)*?In call to configurable '(?P<name>[^']*)'"
+)
 
 
 def build(configurable: Callable[..., _T]) -> _T:
@@ -31,7 +35,7 @@ def build(configurable: Callable[..., _T]) -> _T:
     except UserError as error:
         raise UserError(message_of(error)) from None
     except (RuntimeError, TypeError) as error:
-        match = _REQUIRED.search(str(error)) or _MISSING.search(str(error))
+        match = next((m for p in (_REQUIRED, _MISSING, _MISSING_BY_NAME) if (m := p.search(str(error)))), None)
         if match is None:
             raise
         bindings = ", ".join(f"{match['name']}.{parameter}" for parameter in re.findall(r"'(\w+)'", match["missing"]))

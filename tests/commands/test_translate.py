@@ -209,6 +209,13 @@ def test_mistakes_in_decoding_end_with_code_2(arguments, message, trained, here,
 
 
 def test_a_model_and_a_task_of_two_kinds_are_refused(here, env):
-    (here / "mixed.gin").write_text("include 'tiny.gin'\nExperiment.model = @TranslationModelConfig()\n")
+    sizes = "".join(f"TranslationModelConfig.{name} = 16\n" for name in ("d_model", "d_ff", "d_kv"))
+    more = "TranslationModelConfig.vocab_size = 384\n" + sizes
+    mixed = "include 'tiny.gin'\nExperiment.model = @TranslationModelConfig()\n" + more
+    counts = ("--gin_param=TranslationModelConfig.num_heads=1", "--gin_param=TranslationModelConfig.num_layers=1")
+    (here / "mixed.gin").write_text(mixed)
     done = runs.run("train", "--gin_file=mixed.gin", "--dry_run", cwd=here, env=env)
-    assert done.code == 2 and "Traceback" not in done.err, done
+    assert done.code == 2 and "required and not set: TranslationModelConfig.num_heads" in done.err, done
+    done = runs.run("train", "--gin_file=mixed.gin", "--dry_run", *counts, cwd=here, env=env)
+    assert done.code == 2 and "makes rows of length, a TranslationModelConfig is not for them" in done.err, done
+    assert "mixed.gin:2" in done.err and "Traceback" not in done.err
