@@ -13,6 +13,17 @@ from mtf_experiments.errors import UserError
 from mtf_experiments.files import file_sha256, lock, write_directory
 
 
+class Cached:
+    """What tasks share that keep things in `cache_dir`."""
+
+    cache_dir: str
+
+    @property
+    def cache(self) -> Path:
+        """`cache_dir` as an absolute path."""
+        return Path(self.cache_dir).expanduser().absolute()
+
+
 def cache_key(*parts: object) -> str:
     """A short name for what follows from `parts` (JSON values)."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

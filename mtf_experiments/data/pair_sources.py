@@ -47,9 +47,40 @@ class PairSource(Protocol):
         ...
 
 
+class Directed:
+    """What pair sources share that have a `source_language`, a `target_language` and `inputs`."""
+
+    source_language: str
+    target_language: str
+    inputs: Any
+
+    @property
+    def languages(self) -> tuple[str, str]:
+        """Source and target language."""
+        return self.source_language, self.target_language
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Those splits that there is something for."""
+        return self.inputs.splits
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Nothing is left out."""
+        return ()
+
+    def check_languages(self) -> None:
+        """Raises UserError for languages that are the same or no names."""
+        if self.source_language == self.target_language or not all(name.isidentifier() for name in self.languages):
+            raise UserError(
+                f"{type(self).__name__} translates {self.source_language!r} to {self.target_language!r}; name two "
+                "languages, e.g. 'en' and 'de'"
+            )
+
+
 @gin.configurable
 @dataclass(frozen=True)
-class ParallelTextSource:
+class ParallelTextSource(Directed):
     """Line-aligned files, as WMT has them: plain, `.gz`, or `.sgm` with one segment a line.
 
     Attributes:
@@ -69,7 +100,7 @@ class ParallelTextSource:
     expected: Pins | None = None
 
     def __post_init__(self) -> None:
-        check_languages(self.languages, type(self).__name__)
+        self.check_languages()
         for split in SPLITS:
             patterns = getattr(self, split) or ()
             for pattern in [patterns] if isinstance(patterns, str) else patterns:
@@ -77,16 +108,6 @@ class ParallelTextSource:
                     raise UserError(
                         f"ParallelTextSource.{split}: {pattern!r} does not say where the language goes: {{lang}}"
                     )
-
-    @property
-    def languages(self) -> tuple[str, str]:
-        """Source and target language."""
-        return self.source_language, self.target_language
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """Those splits that have a pattern."""
-        return self.inputs.splits
 
     @cached_property
     def inputs(self) -> TextSource:
@@ -97,11 +118,6 @@ class ParallelTextSource:
     def targets(self) -> TextSource:
         """The files of the target language."""
         return self._side(self.target_language, "ref")
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """Nothing is left out."""
-        return ()
 
     def _side(self, language: str, role: str) -> TextSource:
         def named(patterns: str | Sequence[str] | None) -> str | list[str] | None:
@@ -120,7 +136,7 @@ class ParallelTextSource:
 
 @gin.configurable
 @dataclass(frozen=True)
-class TfdsPairSource:
+class TfdsPairSource(Directed):
     """A translation data set that TFDS prepared, read without TensorFlow, in either direction.
 
     Attributes:
@@ -140,17 +156,7 @@ class TfdsPairSource:
     expected: Pins | None = None
 
     def __post_init__(self) -> None:
-        check_languages(self.languages, type(self).__name__)
-
-    @property
-    def languages(self) -> tuple[str, str]:
-        """Source and target language."""
-        return self.source_language, self.target_language
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """Those splits that are set."""
-        return self.inputs.splits
+        self.check_languages()
 
     @cached_property
     def inputs(self) -> TfdsSource:
@@ -161,11 +167,6 @@ class TfdsPairSource:
     def targets(self) -> TfdsSource:
         """The feature of the target language."""
         return self._side(self.target_language)
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """Nothing is left out."""
-        return ()
 
     def _side(self, language: str) -> TfdsSource:
         pins = pins_of(self.expected, language)
@@ -203,14 +204,6 @@ class PairSide:
 
     def check_content(self, info: SourceInfo) -> None:
         """Nothing is pinned."""
-
-
-def check_languages(languages: tuple[str, str], name: str) -> None:
-    """Raises UserError for languages that are the same or no names."""
-    if languages[0] == languages[1] or not all(language.isidentifier() for language in languages):
-        raise UserError(
-            f"{name} translates {languages[0]!r} to {languages[1]!r}; name two languages, e.g. 'en' and 'de'"
-        )
 
 
 def pins_of(expected: Pins | None, language: str) -> Pins | None:

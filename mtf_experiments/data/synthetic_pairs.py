@@ -16,7 +16,7 @@ from functools import cached_property
 
 import gin
 
-from mtf_experiments.data.pair_sources import PairSide, check_languages
+from mtf_experiments.data.pair_sources import Directed, PairSide
 from mtf_experiments.data.sources import SPLITS, lines
 from mtf_experiments.data.synthetic import Grammar, SyntheticSource
 
@@ -25,7 +25,7 @@ _AMBIGUOUS, _SWAPS, _LAST = 1, 2, 3  # classes of words by what the translation 
 
 @gin.configurable
 @dataclass(frozen=True)
-class SyntheticPairSource:
+class SyntheticPairSource(Directed):
     """Pairs of a synchronous grammar. Sentences of the other splits are left out of training.
 
     Attributes:
@@ -45,12 +45,7 @@ class SyntheticPairSource:
     target_language: str = "zu"
 
     def __post_init__(self) -> None:
-        check_languages(self.languages, type(self).__name__)
-
-    @property
-    def languages(self) -> tuple[str, str]:
-        """Source and target language."""
-        return self.source_language, self.target_language
+        self.check_languages()
 
     @property
     def splits(self) -> tuple[str, ...]:

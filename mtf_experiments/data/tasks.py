@@ -4,12 +4,11 @@ import importlib.util  # noqa: F401  (gin uses importlib.util without importing 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import gin
 
-from mtf_experiments.data.cache import cache_key, check_name, check_splits, kept_vocabulary
+from mtf_experiments.data.cache import Cached, cache_key, check_name, check_splits, kept_vocabulary
 from mtf_experiments.data.pipeline import EvalRows, TrainRows
 from mtf_experiments.data.rows import SentenceRows
 from mtf_experiments.data.sources import Source, SourceInfo, check_readable, first_lines, lines
@@ -95,7 +94,7 @@ class PreparedTask:
 
 @gin.configurable
 @dataclass(frozen=True)
-class LanguageModelTask:
+class LanguageModelTask(Cached):
     """Predict each next token of sentences.
 
     Attributes:
@@ -125,11 +124,6 @@ class LanguageModelTask:
     def lengths(self) -> dict[str, int]:
         """Length of a row by dimension."""
         return {"length": self.row_length}
-
-    @property
-    def cache(self) -> Path:
-        """`cache_dir` as an absolute path."""
-        return Path(self.cache_dir).expanduser().absolute()
 
     def check(self) -> None:
         """A look, in seconds, at whether the text is there: files, emptiness, encoding of their first lines.

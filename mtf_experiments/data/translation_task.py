@@ -4,13 +4,12 @@ import importlib.util  # noqa: F401  (gin uses importlib.util without importing 
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import gin
 import numpy as np
 
-from mtf_experiments.data.cache import cache_key, check_name, check_splits, kept_vocabulary
+from mtf_experiments.data.cache import Cached, cache_key, check_name, check_splits, kept_vocabulary
 from mtf_experiments.data.pair_filter import PairFilter
 from mtf_experiments.data.pair_sources import PairSource, check_aligned
 from mtf_experiments.data.pipeline import EvalRows, TrainRows
@@ -134,7 +133,7 @@ class PreparedTranslation:
 
 @gin.configurable
 @dataclass(frozen=True)
-class TranslationTask:
+class TranslationTask(Cached):
     """Predict each next token of a sentence's translation.
 
     Attributes:
@@ -173,11 +172,6 @@ class TranslationTask:
     def lengths(self) -> dict[str, int]:
         """Length of a row by dimension."""
         return {"inputs_length": self.inputs_length, "length": self.length}
-
-    @property
-    def cache(self) -> Path:
-        """`cache_dir` as an absolute path."""
-        return Path(self.cache_dir).expanduser().absolute()
 
     def check(self) -> None:
         """A look, in seconds, at whether the text is there: files, emptiness, encoding of their first lines.

@@ -12,7 +12,7 @@ from typing import BinaryIO, cast
 
 import gin
 
-from mtf_experiments.data.pair_sources import PairSide, check_languages
+from mtf_experiments.data.pair_sources import Directed, PairSide
 from mtf_experiments.data.sources import SPLITS, what_exists
 from mtf_experiments.data.text_io import decoded_lines, is_blank, open_bytes
 from mtf_experiments.errors import UserError
@@ -22,7 +22,7 @@ Pair = tuple[str, str]
 
 @gin.configurable
 @dataclass(frozen=True)
-class TsvPairSource:
+class TsvPairSource(Directed):
     """Pairs of a TSV file: plain, `.gz`, or a `member` of a `.zip`.
 
     Development and test set hold so many distinct source sentences each, with the first translation in the file. Which
@@ -51,7 +51,7 @@ class TsvPairSource:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_languages(self.languages, type(self).__name__)
+        self.check_languages()
         columns = (self.source_column, self.target_column)
         if min(columns) < 0 or columns[0] == columns[1]:
             raise UserError(
@@ -59,11 +59,6 @@ class TsvPairSource:
             )
         if self.validation_pairs < 1 or self.test_pairs < 0:
             raise UserError("TsvPairSource.validation_pairs must be at least 1, test_pairs at least 0")
-
-    @property
-    def languages(self) -> tuple[str, str]:
-        """Source and target language."""
-        return self.source_language, self.target_language
 
     @property
     def splits(self) -> tuple[str, ...]:
