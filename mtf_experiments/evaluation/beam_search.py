@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from mtf_experiments import mtf
-from mtf_experiments.evaluation.hypotheses import EOS, NOTHING, Constraints, Hypotheses, write
+from mtf_experiments.data.tokenizer import EOS
+from mtf_experiments.evaluation.hypotheses import NOTHING, Constraints, Hypotheses, write
 from mtf_experiments.models.incremental import Decoder
 from mtf_experiments.mtf import Dimension, NamedTensor
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from mtf_experiments import mtf
+from mtf_experiments.data.tokenizer import EOS, PAD
 from mtf_experiments.mtf import NamedTensor
 
-PAD, EOS = 0, 1
 NOTHING = -1e30
 """Log-probability of what cannot be: finite, so that sums and differences of it stay numbers."""
 

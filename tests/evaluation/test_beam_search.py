@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from mtf_experiments import mtf
+from mtf_experiments.data.tokenizer import EOS
 from mtf_experiments.evaluation.beam_search import beam_search, length_penalty
-from mtf_experiments.evaluation.hypotheses import EOS, NOTHING, Constraints
+from mtf_experiments.evaluation.hypotheses import NOTHING, Constraints
 from mtf_experiments.mtf import Dimension, NamedTensor, Shape
 
 MODELS, STEPS, VOCAB = 200, 5, 4  # ids: 0 padding, 1 EOS, 2 and 3 words

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from mtf_experiments import mtf
-from mtf_experiments.evaluation.hypotheses import EOS, NOTHING, Constraints
+from mtf_experiments.data.tokenizer import EOS
+from mtf_experiments.evaluation.hypotheses import NOTHING, Constraints
 from mtf_experiments.evaluation.sampling import Sampling, restrict, sample
 from mtf_experiments.mtf import Dimension, NamedTensor, Shape
 from tests.evaluation.test_beam_search import STEPS, VOCAB, VOCAB_DIM, TableDecoder, log_prob, random_table

@@ -15,7 +15,7 @@ from mtf_experiments.data.tasks import LanguageModelTask
 from mtf_experiments.data.tokenizer import Vocabulary
 from mtf_experiments.errors import NonFiniteError
 from mtf_experiments.evaluation.evaluator import PerplexityEvaluator
-from mtf_experiments.evaluation.settings import Evaluation
+from mtf_experiments.evaluation.settings import Decoding, Evaluation
 from mtf_experiments.reporting.run_directory import RunDirectory
 from mtf_experiments.training import optimizers
 from mtf_experiments.training.checkpoints import Checkpoints
@@ -58,7 +58,7 @@ def programs(mesh="all:1", layout=""):
 def trainer(task, path, train_steps=STEPS, made=None):
     training = Training(log_every=1, eval_every=5, checkpoint_every=5)
     run = RunDirectory.create(path)
-    return Trainer(made or programs(), task, run, train_steps, training, Evaluation(), 1.0)
+    return Trainer(made or programs(), task, run, train_steps, training, Evaluation(), Decoding(), 1.0)
 
 
 def saved(path, step, made=None):
@@ -150,8 +150,8 @@ def test_saved_parameters_are_those_of_the_step_although_training_went_on(straig
 def test_evaluation_after_restoring_is_the_one_before_saving_to_the_last_digit(straight, task):
     path, result = straight
     again = PerplexityEvaluator(programs(), task, BATCH, (1.0,)).evaluate(saved(path, STEPS).params, "validation")
-    assert again.at(1.0) == result.at(1.0)
-    assert series(path, "validation/nll_per_token")[STEPS] == result.at(1.0).nll_per_token
+    assert again.at(1.0) == result.perplexity.at(1.0)
+    assert series(path, "validation/nll_per_token")[STEPS] == result.perplexity.at(1.0).nll_per_token
     assert list(series(path, "validation/nll_per_token")) == [0, 5, STEPS]
 
 
