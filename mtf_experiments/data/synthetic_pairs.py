@@ -31,6 +31,7 @@ class SyntheticPairSource(Directed):
     Attributes:
         seed: of the grammar and of the sentences.
         train_pairs, validation_pairs, test_pairs: number of sentences drawn; no test split if 0.
+        max_words: sentences that are longer do not belong to the language.
         topics, classes, words_per_class: size of the grammar.
     """
 
@@ -41,6 +42,7 @@ class SyntheticPairSource(Directed):
     topics: int = 4
     classes: int = 6
     words_per_class: int = 20
+    max_words: int = 24
     source_language: str = "ba"
     target_language: str = "zu"
 
@@ -64,8 +66,9 @@ class SyntheticPairSource(Directed):
 
     @property
     def notes(self) -> Sequence[str]:
-        """How many sentences were drawn for training that other splits hold."""
-        return [f"left out of training: {self.train_pairs - len(self._pairs['train']):,} sentences of the other splits"]
+        """How many of the sentences drawn for training are not used: those of other splits, and long ones."""
+        left_out = self.train_pairs - len(self._pairs["train"])
+        return [f"left out of training: {left_out:,} sentences that other splits hold or of over {self.max_words} words"]
 
     def translate(self, line: str) -> str:
         """The translation of a sentence of the grammar."""
@@ -104,7 +107,10 @@ class SyntheticPairSource(Directed):
 
     @cached_property
     def _pairs(self) -> dict[str, list[tuple[str, str]]]:
-        drawn = {split: list(lines(self._source, split)) for split in self.splits}
+        drawn = {
+            split: [line for line in lines(self._source, split) if line.count(" ") < self.max_words]
+            for split in self.splits
+        }
         held = {line for split, text in drawn.items() if split != "train" for line in text}
         drawn["train"] = [line for line in drawn["train"] if line not in held]
         return {split: [(line, self.translate(line)) for line in drawn[split]] for split in SPLITS if split in drawn}

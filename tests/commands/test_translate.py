@@ -25,6 +25,7 @@ Constant.learning_rate = 0.01
 SyntheticPairSource.train_pairs = 300
 SyntheticPairSource.validation_pairs = 13
 SyntheticPairSource.test_pairs = 9
+SyntheticPairSource.max_words = 99
 TranslationTask.cache_dir = 'cache'
 TranslationTask.unknown_limit = 1.0
 Decoding.batch_size = 4

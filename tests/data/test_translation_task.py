@@ -152,7 +152,7 @@ def test_hashes_tell_order_and_length():
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
-    source = SyntheticPairSource(train_pairs=400, validation_pairs=30, test_pairs=20)
+    source = SyntheticPairSource(train_pairs=400, validation_pairs=30, test_pairs=20, max_words=99)
     cache = str(tmp_path_factory.mktemp("cache"))
     return TranslationTask(source, Vocabulary(600, "word"), "toy", 16, 16, cache_dir=cache, unknown_limit=1.0).prepare()
 
