@@ -147,6 +147,8 @@ class Experiment:
         try:
             programs = Programs(self.model, mesh, layout, self.optimizer, self.schedule, settings)
             programs.eval_shapes(self.eval_batch_size)
+            if isinstance(self.task, TranslationTask):
+                programs.check_decoding(self.decoding.batch_size)
             return programs
         except mtf.LayoutError as error:
             raise UserError(f"{error}{_at('layout')}") from error

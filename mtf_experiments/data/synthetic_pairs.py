@@ -68,7 +68,9 @@ class SyntheticPairSource(Directed):
     def notes(self) -> Sequence[str]:
         """How many of the sentences drawn for training are not used: those of other splits, and long ones."""
         left_out = self.train_pairs - len(self._pairs["train"])
-        return [f"left out of training: {left_out:,} sentences that other splits hold or of over {self.max_words} words"]
+        return [
+            f"left out of training: {left_out:,} sentences that other splits hold or of over {self.max_words} words"
+        ]
 
     def translate(self, line: str) -> str:
         """The translation of a sentence of the grammar."""

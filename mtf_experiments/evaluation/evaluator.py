@@ -79,13 +79,16 @@ class Measured:
         ]
 
     def _warnings(self) -> list[str]:
-        per_token = self.perplexity.scales[0].ppl_token
-        if self.translation is None or per_token > _PREDICTS_WELL or self.translation.bleu.bleu > _TRANSLATES_BADLY:
+        if self.translation is None:
             return []
-        return [
-            f"  warning: each next token is predicted well (perplexity {per_token:.2f}), but free translations score BLEU "
-            f"{self.translation.bleu.bleu:.2f}: does the model see what it has to predict, or decoding another text?"
-        ]
+        warnings = [f"  warning: {self.translation.warning}"] if self.translation.warning else []
+        per_token, bleu = self.perplexity.scales[0].ppl_token, self.translation.bleu.bleu
+        if per_token < _PREDICTS_WELL and bleu < _TRANSLATES_BADLY:
+            warnings.append(
+                f"  warning: each next token is predicted well (perplexity {per_token:.2f}), but free translations score "
+                f"BLEU {bleu:.2f}: does the model see what it has to predict, or decoding another text?"
+            )
+        return warnings
 
     def short_lines(self) -> list[str]:
         """The same without the counts, which are the same each time."""

@@ -30,7 +30,10 @@ _SHORTEST = 16  # lengths are rounded up to this times a power of two: few progr
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One result. `text` is a single line; `tokens` are its ids, EOS included where `finished`. Nats."""
+    """One result. `text` is a single line, of a language model with the prompt that it continues.
+
+    `tokens` are its ids, EOS included where it is `finished`; `log_prob`, of all of them, and `score` are in nats.
+    """
 
     text: str
     log_prob: float
@@ -71,14 +74,14 @@ class TextDecoder:
         self._positions = programs.params["embedding/positions"].shape.find("positions").size
         self._batch = Dimension("batch", settings.batch_size)
         self._compiled = cache(self._program)
-        programs.layout.check_shape(mtf.Shape([self._batch]), programs.mesh_shape, "of lines to decode")
+        programs.check_decoding(settings.batch_size)
 
     def decode(
         self, params: Parameters, lines: Sequence[str], between: Callable[[], None] = lambda: None
     ) -> list[Decoded]:
         """One result for each of `lines`, in their order. `between` is called before each batch.
 
-        Raises UserError for lines that the model cannot begin with: a prompt as long as all its positions.
+        Of lines longer than the model's positions a source loses its end, a prompt its beginning; they are flagged.
         """
         ids = self.encode(lines)
         longest = self._positions if self._translates else self._positions - 1
@@ -135,23 +138,18 @@ class TextDecoder:
         key = jax.random.key(s.seed)
         found = self._compiled(width, steps)(params, placed, key, jnp.int32(batch[0]))
         tokens, lengths, finished, log_probs, scores = (to_host(x) for x in found)
-        prompts = [0 if self._translates else len(row) for row in rows]
         return [
             tuple(
-                self._hypothesis(
-                    tokens[r, h, : lengths[r, h]], prompts[r], finished[r, h], log_probs[r, h], scores[r, h]
-                )
+                self._hypothesis(tokens[r, h, : lengths[r, h]], finished[r, h], log_probs[r, h], scores[r, h])
                 for h in range(tokens.shape[1])
                 if scores[r, h] > NOTHING / 2
             )
             for r in range(len(rows))
         ]
 
-    def _hypothesis(self, tokens: np.ndarray, prompt: int, finished: Any, log_prob: Any, score: Any) -> Hypothesis:
+    def _hypothesis(self, tokens: np.ndarray, finished: Any, log_prob: Any, score: Any) -> Hypothesis:
         ids = tokens.tolist()
-        spelled = ids[:-1] if finished else ids
-        # A prompt is spelled with its continuation: where a word goes on, no space must appear.
-        text = one_line(self._tokenizer.decode([spelled])[0])
+        text = one_line(self._tokenizer.decode([ids])[0])
         return Hypothesis(text, float(log_prob), float(score), tuple(ids), bool(finished))
 
     def _program(self, width: int, steps: int) -> Callable[..., Hypotheses]:

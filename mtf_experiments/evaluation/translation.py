@@ -9,7 +9,8 @@ from typing import Any
 
 from mtf_experiments.data.tokenizer import round_trip
 from mtf_experiments.data.translation_task import PreparedTranslation
-from mtf_experiments.evaluation.bleu import BleuResult, score
+from mtf_experiments.errors import UserError
+from mtf_experiments.evaluation.bleu import BleuResult, check_detokenised, score
 from mtf_experiments.evaluation.settings import Decoding
 from mtf_experiments.evaluation.text_decoder import Decoded, TextDecoder
 from mtf_experiments.files import write_text
@@ -20,16 +21,20 @@ from mtf_experiments.training.step import Programs
 
 @dataclass(frozen=True)
 class TranslationResult:
-    """The decoded split, its score, and the share of reference lines that the vocabulary cannot spell exactly."""
+    """The decoded split, its score, and the share of reference lines that the vocabulary cannot spell exactly.
+
+    `warning`: why the score may not be comparable, or "".
+    """
 
     split: str
     decoded: tuple[Decoded, ...]
     bleu: BleuResult
     not_reversible: float
+    warning: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """What is kept of it; the translations have files of their own."""
-        return {**self.bleu.as_json(), "references_not_reversible": self.not_reversible}
+        return {**self.bleu.as_json(), "references_not_reversible": self.not_reversible, "warning": self.warning}
 
 
 class TranslationEvaluator:
@@ -52,8 +57,12 @@ class TranslationEvaluator:
             unfinished=sum(not h.finished for h in best),
             allow_pieces=True,
         )
-        spelling = round_trip(self._task.tokenizer, references)
-        return TranslationResult(split, tuple(decoded), result, spelling.changed / max(1, spelling.lines))
+        spelling, warning = round_trip(self._task.tokenizer, references), ""
+        try:
+            check_detokenised(references, "the references", "13a")
+        except UserError as error:  # hours of decoding are not thrown away for it
+            warning = str(error)
+        return TranslationResult(split, tuple(decoded), result, spelling.changed / max(1, spelling.lines), warning)
 
 
 def record_translations(

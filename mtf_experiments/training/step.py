@@ -90,6 +90,10 @@ class Programs:
         """Shapes of the features of `batch_size` evaluation rows. Raises LayoutError if they cannot be laid out."""
         return self._shapes((mtf.Dimension("batch", batch_size),), "of evaluation rows")
 
+    def check_decoding(self, batch_size: int) -> None:
+        """Raises LayoutError if `batch_size` lines at once cannot be laid out."""
+        self.layout.check_shape(mtf.Shape([mtf.Dimension("batch", batch_size)]), self.mesh_shape, "of lines to decode")
+
     def _shapes(self, rows: tuple[mtf.Dimension, ...], what: str) -> dict[str, mtf.Shape]:
         lengths = {name: mtf.Dimension(name, size) for name, size in self.settings.lengths.items()}
         shapes = {feature: mtf.Shape([*rows, lengths[length]]) for feature, length in self._features.items()}
