@@ -37,18 +37,19 @@ def main(argv: list[str]) -> None:
 
     hypotheses, references = read(args.hypotheses), [read(path) for path in args.references]
     other = read(args.compare) if args.compare else None
-    for path, lines in [*zip(args.references, references, strict=True), *([(args.compare, other)] if other else [])]:
+    for path, lines in [
+        *zip(args.references, references, strict=True),
+        *([] if other is None else [(args.compare, other)]),
+    ]:
         if len(lines) != len(hypotheses):
             raise UserError(f"{args.hypotheses} has {len(hypotheses):,} lines, {path} has {len(lines):,}")
-    settings = {"tokenize": args.tokenize, "smooth": args.smooth, "lowercase": args.lowercase}
-    result = score(
-        hypotheses,
-        references,
-        **settings,
-        bootstrap=args.bootstrap,
-        direction=args.direction,
-        allow_pieces=args.allow_pieces,
-    )
+    settings = {
+        "tokenize": args.tokenize,
+        "smooth": args.smooth,
+        "lowercase": args.lowercase,
+        "allow_pieces": args.allow_pieces,
+    }
+    result = score(hypotheses, references, **settings, bootstrap=args.bootstrap, direction=args.direction)
     content = {"hypotheses": args.hypotheses, "references": args.references, **result.as_json()}
     print("\n".join([args.hypotheses, *result.lines()]), flush=True)
     if other is not None:

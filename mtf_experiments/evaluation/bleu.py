@@ -13,7 +13,7 @@ Tokenize = Literal["13a", "intl", "char", "none"]
 Smooth = Literal["exp", "floor", "add-k", "none"]
 
 _PIECE_MARKS = re.compile("\u2581|@@( |$)")
-_SPACED_END = re.compile(r"\w\s+[.!?。]\s*[\"'”»]?\s*$")
+_SPACED_END = re.compile(r"\w\s+[.。]\s*[\"'”»]?\s*$")  # French sets spaces before ! and ?
 _MOST_EMPTY = 0.005
 _LEAST_FOR_INTERVAL = 10  # sentences; of fewer there is no interval worth the name
 
@@ -91,28 +91,30 @@ def score(
 ) -> BleuResult:
     """Corpus BLEU and chrF2 of `hypotheses` against one or more streams of `references`, each as long as they are.
 
-    `bootstrap` resamples (0: none; seeded) give the interval. Raises UserError for unequal lengths, for no sentences, and,
-    unless `allow_pieces`, for text that still looks tokenised or in subword pieces: a wrong but plausible score.
+    `bootstrap` resamples (fewer than 2: none) give the interval; the seed is sacreBLEU's own, 12345 or the environment's
+    SACREBLEU_SEED, and is part of the signature. Raises UserError for unequal lengths, for no sentences, and, unless
+    `allow_pieces`, for text that still looks tokenised or in subword pieces: a wrong but plausible score.
     """
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 
     check_streams(hypotheses, references)
     if not allow_pieces:
-        for name, lines in [("hypotheses", hypotheses), *((f"references {i}", r) for i, r in enumerate(references, 1))]:
-            check_detokenised(lines, name, tokenize)
+        check_detokenised(hypotheses, "hypotheses", tokenize)
+        for number, stream in enumerate(references, 1):
+            check_detokenised(stream, f"references {number}", tokenize)
     bleu = BLEU(tokenize=tokenize, smooth_method=smooth, lowercase=lowercase, force=True)
     chrf = CHRF(lowercase=lowercase)
     streams = [list(r) for r in references]
-    enough = bootstrap if len(hypotheses) >= _LEAST_FOR_INTERVAL else 0
-    found: Any = bleu.corpus_score(list(hypotheses), streams, n_bootstrap=enough or 1)
+    with_interval = bootstrap > 1 and len(hypotheses) >= _LEAST_FOR_INTERVAL
+    found: Any = bleu.corpus_score(list(hypotheses), streams, n_bootstrap=bootstrap if with_interval else 1)
     found_chrf = chrf.corpus_score(list(hypotheses), streams)
     return BleuResult(
         name=score_name(tokenize, smooth, lowercase),
         bleu=found.score,
         chrf=found_chrf.score,
-        interval=found._ci if enough else None,
-        bootstrap_mean=found._mean if enough else None,
+        interval=found._ci if with_interval else None,
+        bootstrap_mean=found._mean if with_interval else None,
         precisions=tuple(found.precisions),
         brevity_penalty=found.bp,
         length_ratio=found.sys_len / found.ref_len if found.ref_len else 0.0,
@@ -157,22 +159,33 @@ def compare(
     smooth: Smooth = "exp",
     lowercase: bool = False,
     resamples: int = 1000,
+    allow_pieces: bool = False,
 ) -> Comparison:
     """Whether `second` differs from `first` in BLEU by more than chance; raises as `score` does."""
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.significance import PairedTest
 
-    for hypotheses in (first, second):
+    sides = {"the first system's hypotheses": first, "the second system's hypotheses": second}
+    for hypotheses in sides.values():
         check_streams(hypotheses, references)
+    if not allow_pieces:
+        for name, lines in (sides | {f"references {i}": r for i, r in enumerate(references, 1)}).items():
+            check_detokenised(lines, name, tokenize)
     systems: Any = [("first", list(first)), ("second", list(second))]
     # The metric keeps the references' statistics only if it is given them here.
     metric = BLEU(
-        tokenize=tokenize, smooth_method=smooth, lowercase=lowercase, references=[list(r) for r in references]
+        tokenize=tokenize,
+        smooth_method=smooth,
+        lowercase=lowercase,
+        force=True,
+        references=[list(r) for r in references],
     )
     test = PairedTest(systems, {"BLEU": metric}, references=None, test_type="bs", n_samples=resamples)
     _, results = test()
     scores: Any = results["BLEU"]
-    return Comparison(scores[0].score, scores[1].score, float(scores[1].p_value), resamples)
+    # sacreBLEU counts the resamples with a difference *greater* than that of the systems: equal ones would be significant.
+    p_value = 1.0 if scores[0].score == scores[1].score else float(scores[1].p_value)
+    return Comparison(scores[0].score, scores[1].score, p_value, resamples)
 
 
 def score_name(tokenize: str, smooth: str, lowercase: bool) -> str:
@@ -187,6 +200,8 @@ def score_name(tokenize: str, smooth: str, lowercase: bool) -> str:
 
 def check_streams(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> None:
     """Raises UserError unless there are hypotheses and each stream of references has as many lines."""
+    if isinstance(hypotheses, str):
+        raise UserError("the hypotheses are one string; want a sequence of lines")
     if not hypotheses:
         raise UserError("there are no hypotheses to score")
     if not references:
@@ -206,7 +221,7 @@ def check_detokenised(lines: Sequence[str], name: str, tokenize: str) -> None:
     if len(marked) > 0.01 * len(lines):
         raise UserError(
             f"{name}: {len(marked) / len(lines):.1%} of the lines hold subword marks (@@ or \u2581), the first is line "
-            f"{marked[0]}; join the pieces to words first, or allow them"
+            f"{marked[0]}; join the pieces to words first, or allow them (allow_pieces)"
         )
     if tokenize == "none":
         return
@@ -215,5 +230,5 @@ def check_detokenised(lines: Sequence[str], name: str, tokenize: str) -> None:
     if len(spaced) > 0.5 * len(written):
         raise UserError(
             f"{name}: {len(spaced) / len(written):.1%} of the lines have a space before their last full stop, the first is "
-            f"line {spaced[0]}; the text is tokenised: detokenise it, or score it with tokenize 'none'"
+            f"line {spaced[0]}; the text is tokenised: detokenise it, score it with tokenize 'none', or allow it (allow_pieces)"
         )

@@ -1,6 +1,8 @@
 """The command that scores files: what it prints and writes, and what it refuses."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -41,6 +43,8 @@ def test_scores_are_printed_with_signature_and_written_when_asked(folder):
     [
         (("--hypotheses=short", "--references=ref"), "short has 2 lines, ref has 3"),
         (("--hypotheses=hyp", "--references=ref", "--compare=short"), "hyp has 3 lines, short has 2"),
+        (("--hypotheses=hyp", "--references=ref", "--compare=empty"), "hyp has 3 lines, empty has 0"),
+        (("--hypotheses=hyp", "--references=ref", "--compare=spaced"), "the second system's hypotheses: 100.0% of the"),
         (("--hypotheses=gone", "--references=ref"), "cannot read gone: No such file or directory"),
         (("--hypotheses=empty", "--references=empty"), "there are no hypotheses to score"),
         (("--hypotheses=latin", "--references=ref"), "latin, line 2: not UTF-8 (byte 0xfc"),
@@ -54,6 +58,20 @@ def test_mistakes_end_with_code_2_and_say_what(folder, arguments, message):
     (folder / "empty").write_bytes(b"")
     (folder / "latin").write_bytes(b"gut\n\xfcber\nund\n")
     (folder / "pieces").write_text("\u2581Die \u2581Katze\n" * 3, encoding="utf-8")
+    (folder / "spaced").write_text("Die Katze .\n" * 3)
     done = score(folder, *arguments)
     assert done.code == 2 and message in done.err and "Traceback" not in done.err, done
     assert done.seconds < 30
+
+
+def test_scoring_does_not_start_jax(folder):
+    """Importing it takes seconds and, on a shared machine, may take the accelerator."""
+    program = (
+        "import sys; from mtf_experiments import score; "
+        "score.main(['--hypotheses=hyp', '--references=ref', '--compare=ref', '--bootstrap=10']); "
+        "sys.exit('jax' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-X", "utf8", "-c", program], cwd=folder, env=runs.environment(), check=False
+    )
+    assert done.returncode == 0
