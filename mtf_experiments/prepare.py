@@ -44,9 +44,10 @@ def main(argv: list[str]) -> None:
     sample = [line for side in sides for line in first_lines(side, "validation", _ROUND_TRIP_LINES)]
     reversible = round_trip(task.tokenizer, sample)
     lengths = " + ".join(map(str, rows.lengths.values()))
+    full = " and ".join(f"{share:.1%}" for share in rows.fill.values())
     block = {
         "data": "\n".join(task.summary()),
-        "training rows": f"{rows.rows_in_epoch(0):,} of {lengths} tokens, {rows.fill:.1%} full; "
+        "training rows": f"{rows.rows_in_epoch(0):,} of {lengths} tokens, {full} full; "
         f"an epoch takes {rows.steps_per_epoch:,.1f} steps of {rows.batch_size} rows",
         "reversible": f"{reversible.summary()} (validation)",
     }

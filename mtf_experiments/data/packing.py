@@ -79,12 +79,10 @@ class PairPacking:
 
     Attributes:
         inputs, targets: the two sides.
-        truncated: sources that did not fit into a row and lost their end; `targets.chopped` were chopped.
     """
 
     inputs: Packing
     targets: Packing
-    truncated: int = 0
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -95,9 +93,9 @@ class PairPacking:
         return self.targets.tokens
 
     @property
-    def fill(self) -> float:
-        """Share of the target positions that hold a token."""
-        return self.targets.fill
+    def fill(self) -> tuple[float, float]:
+        """Share of the positions of each side that hold a token."""
+        return self.inputs.fill, self.targets.fill
 
 
 def pack_pairs_first_fit(offsets: Sequence[np.ndarray], row_lengths: Sequence[int], order: np.ndarray) -> PairPacking:
@@ -129,12 +127,11 @@ def pack_pairs_in_order(offsets: Sequence[np.ndarray], row_lengths: Sequence[int
     order = np.arange(len(offsets[1]) - 1)
     start, length, chopped = _pieces(offsets[1], row_lengths[1], order)
     pieces = -(-np.diff(offsets[1]) // row_lengths[1])
-    whole = np.diff(offsets[0])
-    source_length = np.repeat(np.minimum(whole, row_lengths[0]), pieces).astype(np.int32)
+    source_length = np.repeat(np.minimum(np.diff(offsets[0]), row_lengths[0]), pieces).astype(np.int32)
     row_start = _consecutive([source_length, length], row_lengths)
     targets = _conserving(Packing(row_lengths[1], start, length, row_start, chopped), offsets[1], order)
     inputs = Packing(row_lengths[0], np.repeat(offsets[0][:-1], pieces), source_length, row_start, 0)
-    return PairPacking(inputs, targets, int((whole > row_lengths[0]).sum()))
+    return PairPacking(inputs, targets)
 
 
 def _consecutive(lengths: Sequence[np.ndarray], row_lengths: Sequence[int]) -> np.ndarray:

@@ -6,7 +6,7 @@ import numpy as np
 
 from mtf_experiments.data.token_store import TokenStore
 
-_CHUNK = 1 << 20  # sentences hashed at once
+_CHUNK = 1 << 17  # sentences hashed at once
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,8 @@ class PairFilter:
                 reasons["copy"] = one == other
             if self.drop_duplicates:
                 _, first = np.unique(one * np.uint64(0x9E3779B97F4A7C15) + other, return_index=True)
-                reasons["duplicate"] = ~np.isin(np.arange(len(one)), first)
+                reasons["duplicate"] = np.ones(len(one), bool)
+                reasons["duplicate"][first] = False
         kept, counts = np.ones(len(source), bool), {}
         for reason, wrong in reasons.items():
             counts[reason] = int((kept & wrong).sum())

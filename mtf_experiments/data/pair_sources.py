@@ -9,12 +9,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import gin
 
-from mtf_experiments.data.sources import SPLITS, Part, Source, SourceInfo, TextSource, lines
+from mtf_experiments.data.sources import SPLITS, CountedSource, Part, Pins, Source, SourceInfo, TextSource, lines
 from mtf_experiments.data.text_io import is_blank
 from mtf_experiments.data.tfds_source import TfdsSource
 from mtf_experiments.errors import UserError
-
-Pins = Mapping[str, Mapping[str, Any]]
 
 
 @runtime_checkable
@@ -53,6 +51,7 @@ class Directed:
     source_language: str
     target_language: str
     inputs: Any
+    expected: Pins | None = None
 
     @property
     def languages(self) -> tuple[str, str]:
@@ -68,6 +67,22 @@ class Directed:
     def notes(self) -> Sequence[str]:
         """Nothing is left out."""
         return ()
+
+    def pins(self, language: str) -> Pins | None:
+        """What is pinned of one side: counts of both sides, and those under the language's name."""
+        if self.expected is None:
+            return None
+        for split, pins in self.expected.items():
+            for name, value in pins.items():
+                if isinstance(value, Mapping) and name not in self.languages:
+                    raise UserError(
+                        f"{type(self).__name__}.expected of {split} names {name!r}; the languages here: "
+                        f"{', '.join(self.languages)}"
+                    )
+        return {
+            split: {k: v for k, v in pins.items() if not isinstance(v, Mapping)} | dict(pins.get(language, {}))
+            for split, pins in self.expected.items()
+        }
 
     def check_languages(self) -> None:
         """Raises UserError for languages that are the same or no names."""
@@ -131,7 +146,7 @@ class ParallelTextSource(Directed):
 
         train, validation = named(self.train), named(self.validation)
         assert train and validation
-        return TextSource(self.data_dir, train, validation, named(self.test), pins_of(self.expected, language))
+        return TextSource(self.data_dir, train, validation, named(self.test), self.pins(language))
 
 
 @gin.configurable
@@ -169,8 +184,8 @@ class TfdsPairSource(Directed):
         return self._side(self.target_language)
 
     def _side(self, language: str) -> TfdsSource:
-        pins = pins_of(self.expected, language)
-        return TfdsSource(self.name, self.data_dir, self.train, self.validation, self.test, language, pins)
+        splits = (self.train, self.validation, self.test)
+        return TfdsSource(self.name, self.data_dir, *splits, language, self.pins(language))
 
 
 @dataclass(frozen=True)
@@ -206,14 +221,13 @@ class PairSide:
         """Nothing is pinned."""
 
 
-def pins_of(expected: Pins | None, language: str) -> Pins | None:
-    """The pins of one side: those of the split, and those under the language's name."""
-    if expected is None:
-        return None
-    return {
-        split: {k: v for k, v in pins.items() if not isinstance(v, Mapping)} | dict(pins.get(language, {}))
-        for split, pins in expected.items()
-    }
+def aligned_lines(source: PairSource, split: str) -> Iterator[str]:
+    """All lines of the sources, then all of the targets; at their end the alignment is checked, see `check_aligned`."""
+    sides = [CountedSource(side, split) for side in (source.inputs, source.targets)]
+    for side in sides:
+        for block in side.blocks():
+            yield from block
+    check_aligned(source, split, *(side.info() for side in sides))
 
 
 def check_aligned(source: PairSource, split: str, inputs: SourceInfo, targets: SourceInfo) -> None:
@@ -238,21 +252,20 @@ def check_aligned(source: PairSource, split: str, inputs: SourceInfo, targets: S
 
 
 def _out_of_step(source: PairSource, split: str, one: str, other: str) -> int:
-    sides = (dict(_lists(side, split, name)) for side, name in ((source.inputs, one), (source.targets, other)))
-    first, second = (found[name] for found, name in zip(sides, (one, other), strict=True))
     number = 0
-    for number, (a, b) in enumerate(zip(first, second, strict=False), 1):
+    sides = _part(source.inputs, split, one), _part(source.targets, split, other)
+    for number, (a, b) in enumerate(zip(*sides, strict=False), 1):
         short, long = sorted((len(a.split()), len(b.split())))
         if is_blank(a) != is_blank(b) or "\r" in a + b or (long > 4 * short and long - short >= 20):
             return number
     return number + 1
 
 
-def _lists(side: Source, split: str, wanted: str) -> Iterator[tuple[str, list[str]]]:
+def _part(side: Source, split: str, wanted: str) -> Iterator[str]:
     for name, part in side.parts(split):
-        text = list(part)
-        if name == wanted:
-            yield name, text
+        for line in part:
+            if name == wanted:
+                yield line
 
 
 def pair_lines(source: PairSource, split: str) -> Iterator[tuple[str, str]]:

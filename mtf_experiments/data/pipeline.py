@@ -77,9 +77,9 @@ class TrainRows:
         return self.rows_in_epoch(0) / self.batch_size
 
     @property
-    def fill(self) -> float:
-        """Share of the positions of the first epoch that hold a token."""
-        return self._epoch(0)[0].fill
+    def fill(self) -> dict[str, float]:
+        """Share of the positions of the first epoch that hold a token, by dimension as in `lengths`."""
+        return dict(zip(self.lengths, np.atleast_1d(self._epoch(0)[0].fill).tolist(), strict=True))
 
     def _epoch_of_row(self, row: int) -> int:
         with self._lock:

@@ -23,6 +23,8 @@ from mtf_experiments.errors import UserError
 SPLITS = ("train", "validation", "test")
 Part = tuple[str, Iterator[str]]
 """Name of a part of a source, and its lines."""
+Pins = Mapping[str, Mapping[str, Any]]
+"""Pinned counts by split."""
 
 
 @dataclass(frozen=True)
@@ -126,12 +128,15 @@ def check_readable(source: Source, sample: int = 200) -> None:
             raise UserError(f"the {split} split is empty")
 
 
-def check_pins(info: SourceInfo, expected: Mapping[str, Mapping[str, int | str]] | None, what: str) -> None:
+def check_pins(source: Source, info: SourceInfo, expected: Pins | None, what: str) -> None:
     """Compare counts and hash of a split with pinned ones (keys: fields of `TextCounts`).
 
     Raises:
-        UserError: naming each value that differs, the pinned one and the files.
+        UserError: naming each value that differs, the pinned one and the files; or a split that `source` does not have.
     """
+    strange = sorted(set(expected or {}) - set(source.splits))
+    if strange:
+        raise UserError(f"{what}: expected names {strange[0]!r}; the splits here: {', '.join(source.splits)}")
     known = asdict(info.whole)
     pins = dict((expected or {}).get(info.split, {}))
     unknown = sorted(set(pins) - set(known))
@@ -166,7 +171,7 @@ class TextSource:
     train: str | Sequence[str]
     validation: str | Sequence[str]
     test: str | Sequence[str] | None = None
-    expected: Mapping[str, Mapping[str, int | str]] | None = None
+    expected: Pins | None = None
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -200,10 +205,7 @@ class TextSource:
 
     def check_content(self, info: SourceInfo) -> None:
         """Compare with `expected`."""
-        unknown = sorted(set(self.expected or {}) - set(self.splits))
-        if unknown:
-            raise UserError(f"TextSource.expected names {unknown[0]!r}; the splits here: {', '.join(self.splits)}")
-        check_pins(info, self.expected, f"TextSource in {self._folder()}")
+        check_pins(self, info, self.expected, f"TextSource in {self._folder()}")
 
     def _folder(self) -> Path:
         return Path(self.data_dir).expanduser().absolute()

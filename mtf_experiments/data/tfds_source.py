@@ -6,14 +6,14 @@ Only the array_record form can be read like that; `tfds_convert` makes it of the
 import hashlib
 import importlib.util  # noqa: F401  (gin uses importlib.util without importing it)
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gin
 
-from mtf_experiments.data.sources import SPLITS, Part, SourceInfo, check_pins
+from mtf_experiments.data.sources import SPLITS, Part, Pins, SourceInfo, check_pins
 from mtf_experiments.data.text_io import one_line
 from mtf_experiments.errors import UserError
 
@@ -40,7 +40,7 @@ class TfdsSource:
     validation: str = "test[:2%]"
     test: str | None = None
     text_key: str = "text"
-    expected: Mapping[str, Mapping[str, int | str]] | None = None
+    expected: Pins | None = None
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -64,7 +64,7 @@ class TfdsSource:
 
     def check_content(self, info: SourceInfo) -> None:
         """Compare with `expected`."""
-        check_pins(info, self.expected, f"TFDS data set {self.name}")
+        check_pins(self, info, self.expected, f"TFDS data set {self.name}")
 
     def _shards(self, split: str) -> list[Any]:
         """The records of a split as TFDS "file instructions": filename, skip, take, examples_in_shard."""

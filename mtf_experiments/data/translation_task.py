@@ -1,7 +1,6 @@
 """The translation task: pairs of sentences, their joint vocabulary and how they are put into rows."""
 
 import importlib.util  # noqa: F401  (gin uses importlib.util without importing it)
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 
 from mtf_experiments.data.cache import Cached, cache_key, check_name, check_splits, kept_vocabulary
 from mtf_experiments.data.pair_filter import PairFilter
-from mtf_experiments.data.pair_sources import PairSource, check_aligned
+from mtf_experiments.data.pair_sources import PairSource, aligned_lines, check_aligned
 from mtf_experiments.data.pipeline import EvalRows, TrainRows
 from mtf_experiments.data.rows import PairRows
 from mtf_experiments.data.sources import SourceInfo, check_readable, first_lines, lines
@@ -100,7 +99,13 @@ class PreparedTranslation:
             for split, stores in self.stores.items()
         }
         vocabulary = {"sha256": self.tokenizer.fingerprint, "size": self.tokenizer.vocab_size}
-        return {"task": self.task.name, "direction": self.direction, "vocabulary": vocabulary, "splits": splits}
+        return {
+            "task": self.task.name,
+            "direction": self.direction,
+            "vocabulary": vocabulary,
+            "splits": splits,
+            "training pairs": {"kept": len(self.kept), "left out": dict(self.filtered)},
+        }
 
     def summary(self) -> list[str]:
         """Lines for people: the vocabulary, each split, and what is left out of training."""
@@ -196,7 +201,7 @@ class TranslationTask(Cached):
             self.name,
             self.vocabulary,
             [side.signature("train") for side in sides.values()],
-            itertools.chain.from_iterable(lines(side, "train") for side in sides.values()),
+            aligned_lines(self.source, "train"),
         )
         unknown, stores = {}, {}
         for split in self.source.splits:
