@@ -51,7 +51,6 @@ class Directed:
     source_language: str
     target_language: str
     inputs: Any
-    expected: Pins | None = None
 
     @property
     def languages(self) -> tuple[str, str]:
@@ -67,22 +66,6 @@ class Directed:
     def notes(self) -> Sequence[str]:
         """Nothing is left out."""
         return ()
-
-    def pins(self, language: str) -> Pins | None:
-        """What is pinned of one side: counts of both sides, and those under the language's name."""
-        if self.expected is None:
-            return None
-        for split, pins in self.expected.items():
-            for name, value in pins.items():
-                if isinstance(value, Mapping) and name not in self.languages:
-                    raise UserError(
-                        f"{type(self).__name__}.expected of {split} names {name!r}; the languages here: "
-                        f"{', '.join(self.languages)}"
-                    )
-        return {
-            split: {k: v for k, v in pins.items() if not isinstance(v, Mapping)} | dict(pins.get(language, {}))
-            for split, pins in self.expected.items()
-        }
 
     def check_languages(self) -> None:
         """Raises UserError for languages that are the same or no names."""
@@ -146,13 +129,17 @@ class ParallelTextSource(Directed):
 
         train, validation = named(self.train), named(self.validation)
         assert train and validation
-        return TextSource(self.data_dir, train, validation, named(self.test), self.pins(language))
+        return TextSource(
+            self.data_dir, train, validation, named(self.test), pins_of(self.expected, self.languages, language)
+        )
 
 
 @gin.configurable
 @dataclass(frozen=True)
 class TfdsPairSource(Directed):
     """A translation data set that TFDS prepared, read without TensorFlow, in either direction.
+
+    TFDS keeps the entities of WMT's `.sgm` files: its newstest2014 holds `&amp;` and `&quot;`, which is left as it is.
 
     Attributes:
         name: with its configuration: "wmt14_translate/de-en".
@@ -185,7 +172,7 @@ class TfdsPairSource(Directed):
 
     def _side(self, language: str) -> TfdsSource:
         splits = (self.train, self.validation, self.test)
-        return TfdsSource(self.name, self.data_dir, *splits, language, self.pins(language))
+        return TfdsSource(self.name, self.data_dir, *splits, language, pins_of(self.expected, self.languages, language))
 
 
 @dataclass(frozen=True)
@@ -219,6 +206,18 @@ class PairSide:
 
     def check_content(self, info: SourceInfo) -> None:
         """Nothing is pinned."""
+
+
+def pins_of(expected: Pins | None, languages: tuple[str, str], language: str) -> Pins | None:
+    """The pins of one of two sides: the counts pinned for both, and those under the language's name."""
+    for split, pins in (expected or {}).items():
+        strange = [name for name, value in pins.items() if isinstance(value, Mapping) and name not in languages]
+        if strange:
+            raise UserError(f"expected of {split} names {strange[0]!r}; the languages here: {', '.join(languages)}")
+    return expected and {
+        split: {k: v for k, v in pins.items() if not isinstance(v, Mapping)} | dict(pins.get(language, {}))
+        for split, pins in expected.items()
+    }
 
 
 def aligned_lines(source: PairSource, split: str) -> Iterator[str]:

@@ -5,7 +5,7 @@ import zipfile
 
 import pytest
 
-from mtf_experiments.data.pair_sources import ParallelTextSource, TfdsPairSource, check_aligned, pair_lines, pins_of
+from mtf_experiments.data.pair_sources import ParallelTextSource, TfdsPairSource, check_aligned, pair_lines
 from mtf_experiments.data.sources import check_readable, describe, lines
 from mtf_experiments.data.tsv_pairs import TsvPairSource, normalised
 from mtf_experiments.errors import UserError
@@ -99,7 +99,14 @@ def test_pins_hold_for_both_sides_or_one(folder):
     source.inputs.check_content(describe(source.inputs, "train"))
     with pytest.raises(UserError, match="words is 2, expected 3"):
         source.targets.check_content(describe(source.targets, "train"))
-    assert pins_of(None, "de") is None
+    for pins, message in (
+        ({"test": {"lines": 2}}, "expected names 'test'; the splits here: train, validation"),
+        ({"train": {"fr": {"lines": 2}}}, "expected of train names 'fr'; the languages here: en, de"),
+        ({"train": {"de": {"rows": 2}}}, "cannot pin rows; possible: .*lines"),
+    ):
+        with pytest.raises(UserError, match=message):
+            source = parallel(folder, expected=pins)
+            source.targets.check_content(describe(source.targets, "train"))
 
 
 @pytest.mark.parametrize("lines_there", [2737, 3000, 3002])

@@ -1,5 +1,7 @@
 """The prepare command reports what it made, and says what it cannot make."""
 
+import re
+
 import pytest
 
 from mtf_experiments import config
@@ -26,6 +28,20 @@ def test_prepare_reports_counts_and_writes_what_training_reads(tmp_path, capsys)
     assert len(list(tmp_path.rglob("manifest.json"))) == 3
     main(tiny(tmp_path))
     assert capsys.readouterr().out == first
+
+
+def test_sentence_pairs_are_reported_on_both_sides(tmp_path, capsys):
+    counts = "train_pairs=3000", "validation_pairs=60", "test_pairs=40", "max_words=99"
+    bindings = [f"TranslationTask.cache_dir='{tmp_path}'", *(f"SyntheticPairSource.{count}" for count in counts)]
+    main(["--gin_file=wmt_tiny.gin", *(f"--gin_param={binding}" for binding in bindings)])
+    out = capsys.readouterr().out
+    assert "ba -> zu; joint vocabulary" in out and "training uses 2," in out
+    assert "validation: 60 pairs; ba" in out and "test: 40 pairs; ba" in out
+    assert re.search(r"\d+ of 64 \+ 64 tokens, \d+\.\d% and \d+\.\d% full", out)
+    assert "0 of 120 lines (0.00 %) change" in out  # both sides
+    # A vocabulary, and a token store for each split and language.
+    assert len(list(tmp_path.rglob("manifest.json"))) == 7
+    assert "source, validation" not in out and out.endswith(f"wrote {tmp_path}\n")
 
 
 def test_conversion_of_something_that_is_no_tfds_set_is_refused(tmp_path):

@@ -57,6 +57,11 @@ def test_another_number_of_test_sentences_than_pinned_is_refused(prepared):
     pairs = TfdsPairSource("wmt14_translate/de-en", "en", "de", str(prepared), expected={"test": {"lines": 3003}})
     with pytest.raises(UserError, match="lines is 30, expected 3003"):
         pairs.inputs.check_content(describe(pairs.inputs, "test"))
+    pairs = TfdsPairSource(
+        "wmt14_translate/de-en", "en", "de", str(prepared), test=None, expected={"test": {"lines": 30}}
+    )
+    with pytest.raises(UserError, match="expected names 'test'; the splits here: train, validation"):
+        pairs.inputs.check_content(describe(pairs.inputs, "train"))
 
 
 def test_a_language_that_the_set_does_not_have_is_named(prepared):

@@ -1,5 +1,7 @@
 """Pairs as rows: both sides together, nothing lost, filters in training only, one vocabulary, one way to make inputs."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -60,7 +62,10 @@ def test_an_epoch_holds_every_pair_once_with_both_sides_in_one_segment():
     ]
     expected = [(inputs.sentence(n).tolist(), targets.sentence(n).tolist()) for n in range(len(inputs))]
     assert sorted(found) == sorted(expected)
-    assert rows.fill > 0.8
+    sizes = {"inputs_length": len(inputs.tokens), "length": len(targets.tokens)}
+    assert (
+        rows.fill == {name: sizes[name] / (count * n) for name, n in rows.lengths.items()} and rows.fill["length"] > 0.8
+    )
 
 
 def test_positions_restart_and_inputs_shift_within_each_segment():
@@ -181,7 +186,9 @@ def test_counts_summary_and_fingerprints_cover_both_sides(prepared):
     assert counts["words"] == sum(len(r.split()) for r in references)
     assert counts["source_words"] == sum(len(line.split()) for line in prepared.input_lines("validation"))
     assert prepared.direction == "ba-zu" and prepared.text("validation").whole.lines == 30
-    assert set(prepared.fingerprints()["splits"]["test"]) == {"ba", "zu"}
+    fingerprints = prepared.fingerprints()
+    assert json.loads(json.dumps(fingerprints)) == fingerprints and set(fingerprints["splits"]["test"]) == {"ba", "zu"}
+    assert fingerprints["training pairs"] == {"kept": len(prepared.kept), "left out": prepared.filtered}
     text = "\n".join(prepared.summary())
     train = prepared.counts("train")
     assert f"training uses {len(prepared.kept):,} pairs" in text and "joint vocabulary" in text
@@ -197,6 +204,7 @@ def test_misaligned_files_and_impossible_settings_are_refused(tmp_path):
     made = TranslationTask(source, Vocabulary(100, "word"), cache_dir=str(tmp_path / "cache"), unknown_limit=1.0)
     with pytest.raises(UserError, match="train.en has 2 lines, train.de has 1"):
         made.prepare()
+    assert not list((tmp_path / "cache").rglob("*.model"))  # noticed before a vocabulary is made of it
     with pytest.raises(UserError, match="TranslationTask.length is 1; it must be at least 2"):
         TranslationTask(source, length=1)
     with pytest.raises(UserError, match="max_length_ratio is 0.5"):
