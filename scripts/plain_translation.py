@@ -22,12 +22,16 @@ import optax
 
 Params = dict[str, Any]
 MASKED, NOTHING, EOS = -1e9, -1e30, 1
+SHARED = {"attention": 3, "relu": 1, "residual": 1}  # kinds of dropout: the axis along which the noise is the same
 
 
 def init(
     key: jax.Array, vocab: int, positions: int, d_model: int, d_ff: int, heads: int, d_kv: int, layers: int
 ) -> Params:
-    """Parameters of the paper's recipe; attention `[4, heads, d_model, d_kv]`, feed-forward `[2, d_model, d_ff]`."""
+    """Parameters of the paper's recipe; attention `[4, heads, d_model, d_kv]`, feed-forward `[2, d_model, d_ff]`.
+
+    Adafactor clips each array by itself, so arrays are the recipe's variables: all norm scales of a stack are one.
+    """
     keys = iter(jax.random.split(key, 8 * layers + 8))
     qk, v, o = (d_model**2 * d_kv) ** -0.25, d_model**-0.5, (d_model * heads) ** -0.5
 
@@ -38,7 +42,7 @@ def init(
     def layer(names: tuple[str, ...]) -> Params:
         made = {name: attention() for name in names}
         made["feed_forward"] = (d_ff * d_model) ** -0.25 * jax.random.normal(next(keys), (2, d_model, d_ff))
-        return made | {"norms": jnp.ones((len(names) + 1, d_model))}
+        return made
 
     return {
         "tokens": jax.random.normal(next(keys), (vocab, d_model)),
@@ -46,8 +50,8 @@ def init(
         "softmax": d_model**-0.5 * jax.random.normal(next(keys), (d_model, vocab)),
         "encoder": [layer(("attention",)) for _ in range(layers)],
         "decoder": [layer(("attention", "encoder_attention")) for _ in range(layers)],
-        "encoder_norm": jnp.ones(d_model),
-        "decoder_norm": jnp.ones(d_model),
+        "encoder_norms": jnp.ones((2 * layers + 1, d_model)),
+        "decoder_norms": jnp.ones((3 * layers + 1, d_model)),
     }
 
 
@@ -56,12 +60,8 @@ def from_product(named: dict[str, np.ndarray]) -> Params:
 
     def layers(side: str, names: tuple[str, ...]) -> list[Params]:
         count, stacks = len(named[f"{side}/feed_forward/wi_wo"]), {n: named[f"{side}/{n}/qkvo"] for n in names}
-        norms = named[f"{side}/norm_scales"][:-1].reshape(count, len(names) + 1, -1)
-        return [
-            {n: s[i] for n, s in stacks.items()}
-            | {"feed_forward": named[f"{side}/feed_forward/wi_wo"][i], "norms": norms[i]}
-            for i in range(count)
-        ]
+        stacks["feed_forward"] = named[f"{side}/feed_forward/wi_wo"]
+        return [{n: s[i] for n, s in stacks.items()} for i in range(count)]
 
     return {
         "tokens": named["embedding/tokens"],
@@ -69,8 +69,8 @@ def from_product(named: dict[str, np.ndarray]) -> Params:
         "softmax": named["softmax"],
         "encoder": layers("encoder", ("attention",)),
         "decoder": layers("decoder", ("attention", "encoder_attention")),
-        "encoder_norm": named["encoder/norm_scales"][-1],
-        "decoder_norm": named["decoder/norm_scales"][-1],
+        "encoder_norms": named["encoder/norm_scales"],
+        "decoder_norms": named["decoder/norm_scales"],
     }
 
 
@@ -87,17 +87,16 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array) -> jax.Arr
 
 def stack(
     layers: list[Params],
-    final: jax.Array,
+    scales: jax.Array,
     x: jax.Array,
     bias: jax.Array,
     drop: Any,
     memory: Any = None,
     memory_bias: Any = None,
 ) -> jax.Array:
-    """A stack of layers; `drop(x, axis)` is dropout with noise shared along an axis."""
-    x = drop(x, 1)
+    """A stack of layers with norm `scales` in their order, the final one last; `drop(x, kind)` is dropout."""
+    x, norms = drop(x, "residual"), iter(scales)
     for p in layers:
-        norms = iter(p["norms"])
         for name in ("attention", "encoder_attention"):
             if name not in p:
                 continue
@@ -105,14 +104,14 @@ def stack(
             y = norm(x, next(norms))
             m, b = (y, bias) if name == "attention" else (memory, memory_bias)
             q, k, v = (jnp.einsum("bld,hdk->blhk", a, w) for a, w in ((y, wq), (m, wk), (m, wv)))
-            x = x + drop(jnp.einsum("blhk,hdk->bld", attend(q, k, drop(v, 3), b), wo), 1)
+            x = x + drop(jnp.einsum("blhk,hdk->bld", attend(q, k, drop(v, "attention"), b), wo), "residual")
         wi, wo = p["feed_forward"]
-        hidden = drop(jax.nn.relu(norm(x, next(norms)) @ wi), 1)
-        x = x + drop(hidden @ wo.T, 1)
-    return drop(norm(x, final), 1)
+        hidden = drop(jax.nn.relu(norm(x, next(norms)) @ wi), "relu")
+        x = x + drop(hidden @ wo.T, "residual")
+    return drop(norm(x, next(norms)), "residual")
 
 
-def no_drop(x: jax.Array, axis: int) -> jax.Array:
+def no_drop(x: jax.Array, kind: str) -> jax.Array:
     """Dropout in evaluation."""
     return x
 
@@ -123,7 +122,7 @@ def encode(
     """`[rows, inputs_length, d_model]`."""
     x = params["tokens"][sources] + params["positions"][positions]
     bias = jnp.where(segments[:, :, None] == segments[:, None, :], 0.0, MASKED)
-    return stack(params["encoder"], params["encoder_norm"], x, bias, drop)
+    return stack(params["encoder"], params["encoder_norms"], x, bias, drop)
 
 
 def logits_of(params: Params, batch: dict[str, jax.Array], drop: Any = no_drop) -> jax.Array:
@@ -134,22 +133,25 @@ def logits_of(params: Params, batch: dict[str, jax.Array], drop: Any = no_drop) 
     bias = jnp.where((segments[:, :, None] == segments[:, None, :]) & causal, 0.0, MASKED)
     memory_bias = jnp.where(segments[:, :, None] == batch["source_segments"][:, None, :], 0.0, MASKED)
     x = params["tokens"][batch["inputs"]] + params["positions"][batch["positions"]]
-    return stack(params["decoder"], params["decoder_norm"], x, bias, drop, memory, memory_bias) @ params["softmax"]
+    x = stack(params["decoder"], params["decoder_norms"], x, bias, drop, memory, memory_bias)
+    return x @ params["softmax"]
 
 
-def training_step(optimizer: optax.GradientTransformation, dropout: float, smoothing: float) -> Any:
-    """`(params, opt_state, batch, key) -> (params, opt_state, loss, nll)`."""
+def training_step(optimizer: optax.GradientTransformation, dropout: dict[str, float], smoothing: float) -> Any:
+    """`(params, opt_state, batch, key) -> (params, opt_state, loss, nll)`; `dropout` by kind, as in `SHARED`."""
 
     def loss(params: Params, batch: dict[str, jax.Array], key: jax.Array) -> tuple[jax.Array, jax.Array]:
         count = [0]
 
-        def drop(x: jax.Array, axis: int) -> jax.Array:
+        def drop(x: jax.Array, kind: str) -> jax.Array:
             count[0] += 1
-            shape = tuple(1 if i == axis else n for i, n in enumerate(x.shape))
-            keep = jax.random.bernoulli(jax.random.fold_in(key, count[0]), 1 - dropout, shape)
-            return x * keep / (1 - dropout)
+            if not dropout[kind]:
+                return x
+            shape = tuple(1 if i == SHARED[kind] else n for i, n in enumerate(x.shape))
+            keep = jax.random.bernoulli(jax.random.fold_in(key, count[0]), 1 - dropout[kind], shape)
+            return x * keep / (1 - dropout[kind])
 
-        log_probs = jax.nn.log_softmax(logits_of(params, batch, drop if dropout else no_drop))
+        log_probs = jax.nn.log_softmax(logits_of(params, batch, drop))
         real = batch["targets"] != 0
         nll = -jnp.take_along_axis(log_probs, batch["targets"][..., None], -1)[..., 0]
         smooth = (1 - smoothing) * nll - smoothing * log_probs.mean(-1)
@@ -166,7 +168,11 @@ def training_step(optimizer: optax.GradientTransformation, dropout: float, smoot
 def beam_search(
     params: Params, sources: jax.Array, limits: jax.Array, vocab_size: int, beam: int, alpha: float, steps: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Tokens `[batch, beam, steps]` and scores of the finished hypotheses, best first; see the product's `beam_search`."""
+    """Tokens `[batch, beam, steps]` and scores, best first: finished hypotheses, then those cut at their limit.
+
+    Stops once the best can change no more, so lower finished places may hold less than their best. With a beam of 1 it is
+    not greedy: two continuations are looked at, and one that ends may win over the one that goes on.
+    """
     batch, width = sources.shape
     segments = (sources != 0).astype(jnp.int32)
     memory = encode(params, sources, segments, segments * jnp.arange(width))
@@ -182,18 +188,19 @@ def beam_search(
         x = (params["tokens"][tokens] + params["positions"][position])[:, None]
         bias = jnp.where(jnp.arange(steps) <= position, 0.0, MASKED)[None, None]
         kept = []
+        norms = iter(params["decoder_norms"])
         for p, (k, v), (mk, mv) in zip(params["decoder"], caches, memories, strict=True):
-            y = norm(x, p["norms"][0])
+            y = norm(x, next(norms))
             q, new_k, new_v = (jnp.einsum("bld,hdk->blhk", y, w) for w in p["attention"][:3])
             k = jax.lax.dynamic_update_slice_in_dim(k, new_k, position, 1)
             v = jax.lax.dynamic_update_slice_in_dim(v, new_v, position, 1)
             kept.append((k, v))
             x = x + jnp.einsum("blhk,hdk->bld", attend(q, k, v, bias), p["attention"][3])
-            q = jnp.einsum("bld,hdk->blhk", norm(x, p["norms"][1]), p["encoder_attention"][0])
+            q = jnp.einsum("bld,hdk->blhk", norm(x, next(norms)), p["encoder_attention"][0])
             x = x + jnp.einsum("blhk,hdk->bld", attend(q, mk, mv, memory_bias), p["encoder_attention"][3])
             wi, wo = p["feed_forward"]
-            x = x + jax.nn.relu(norm(x, p["norms"][2]) @ wi) @ wo.T
-        return norm(x[:, 0], params["decoder_norm"]) @ params["softmax"], kept
+            x = x + jax.nn.relu(norm(x, next(norms)) @ wi) @ wo.T
+        return norm(x[:, 0], next(norms)) @ params["softmax"], kept
 
     def penalty(length: jax.Array) -> jax.Array:
         return ((5.0 + length) / 6.0) ** alpha
@@ -239,7 +246,10 @@ def beam_search(
     caches = [(jnp.zeros((rows, steps, heads, d_kv)),) * 2 for _ in params["decoder"]]
     start = (0, limits > 0, caches, empty, zeros, nothing.at[:, 0].set(0.0), empty, nothing)
     *_, tokens, _, alive, done_tokens, done = jax.lax.while_loop(lambda s: s[1].any(), body, start)
-    return jnp.where((done > NOTHING / 2)[..., None], done_tokens, tokens), jnp.where(done > NOTHING / 2, done, alive)
+    exists = alive > NOTHING / 2
+    _, best = jax.lax.top_k(jnp.concatenate([done, jnp.where(exists, NOTHING / 4, NOTHING)], 1), beam)
+    cut = jnp.where(exists, alive / penalty(limits)[:, None], NOTHING)
+    return take(jnp.concatenate([done_tokens, tokens], 1), best), take(jnp.concatenate([done, cut], 1), best)
 
 
 def translate(
@@ -267,6 +277,7 @@ def translate(
 def main() -> None:
     """Trains, translates and scores."""
     from mtf_experiments import experiment
+    from mtf_experiments.data.translation_task import TranslationTask
     from mtf_experiments.evaluation.bleu import score
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -277,11 +288,18 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     exp = experiment.load([args.gin_file], args.gin_param)
+    if not isinstance(exp.task, TranslationTask):
+        parser.error(
+            f"{args.gin_file} has a {type(exp.task).__name__}; want a TranslationTask, as mt_small_ende.gin has"
+        )
     task, model = exp.task.prepare(), exp.model
     sizes = (model.d_model, model.d_ff, model.num_heads, model.d_kv, model.num_layers)
     params = init(jax.random.key(exp.seed), model.padded_vocab_size, model.row_length, *sizes)
-    optimizer = optax.adafactor(lambda t: exp.schedule(t), min_dim_size_to_factor=128, weight_decay_rate=None)
-    step = training_step(optimizer, model.residual_dropout, exp.training.label_smoothing)
+    optimizer = optax.adafactor(
+        lambda t: exp.schedule(jnp.asarray(t)), min_dim_size_to_factor=128, weight_decay_rate=None
+    )
+    dropout = {kind: getattr(model, f"{kind}_dropout") for kind in SHARED}
+    step = training_step(optimizer, dropout, exp.training.label_smoothing)
     rows, opt_state = task.train_rows(exp.batch_size, exp.seed, model.padded_vocab_size), optimizer.init(params)
     result: dict[str, Any] = {"gin_file": args.gin_file, "steps": exp.train_steps, "curve": [], "bleu": {}}
     result["parameters"] = sum(p.size for p in jax.tree.leaves(params))

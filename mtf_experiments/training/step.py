@@ -182,9 +182,9 @@ class Programs:
         tokens = mtf.reduce_sum(mtf.not_equal(batch["targets"], 0).astype(jnp.int32)).array
         denominator = jnp.maximum(tokens, 1).astype(jnp.float32)
         microbatches, rows = self.train_rows
-        split = ["batch", *self.settings.lengths]
         # The parameters' gradients stay local through the loop; the transpose of this cast sums them over the processors.
-        local, sum_over_processors = jax.vjp(lambda p: mtf.vary_over(p, split), params)
+        # Only what the loss is summed over: along a split `inputs_length` the processors share one and the same loss.
+        local, sum_over_processors = jax.vjp(lambda p: mtf.vary_over(p, ["batch", "length"]), params)
 
         def of_part(part: Any) -> tuple[Parameters, jax.Array, jax.Array]:
             part_batch, number = part
@@ -192,9 +192,11 @@ class Programs:
 
             def loss(p: Parameters) -> tuple[jax.Array, jax.Array]:
                 logits = parameters.merge(self.structure, p)(part_batch, noise)
-                losses = token_losses(logits, part_batch["targets"], self.settings.label_smoothing)
-                value, nll = (mtf.reduce_sum(x).array / denominator for x in losses)
-                return value, nll
+                minimised, plain = token_losses(logits, part_batch["targets"], self.settings.label_smoothing)
+                nll = mtf.reduce_sum(plain).array / denominator
+                if minimised is plain:
+                    return nll, nll
+                return mtf.reduce_sum(minimised).array / denominator, nll
 
             (value, nll), gradients = jax.value_and_grad(loss, has_aux=True)(local)
             return gradients, value, nll

@@ -22,7 +22,7 @@ BOTH = f"batch:rows;{MODEL}"
 LAYOUTS = {
     "data on 8": ("rows:8", "batch:rows"),
     "data x model on 2 x 4": ("rows:2;cols:4", BOTH),
-    "both lengths over planes": ("rows:2;cols:2;planes:2", f"{BOTH};length:planes;inputs_length:planes"),
+    "sources over planes": ("rows:2;cols:2;planes:2", f"{BOTH};inputs_length:planes"),
 }
 CONFIG = TranslationModelConfig(**tiny.MODEL)
 PAIRS = {
