@@ -11,20 +11,25 @@ def main(argv: list[str]) -> None:
     parser.add_gin_flags(required=False)
     parser.add_model_dir()
     parser.add_devices()
-    parser.add_argument("--checkpoint", default="latest", metavar="WHICH", help="latest, best, all, or steps: 500,1000")
+    parser.add_argument("--checkpoint", metavar="WHICH", help="latest (default), best, all, or steps: 500,1000")
     parser.add_argument("--split", action="append", metavar="SPLIT", help="validation (default) or test; repeatable")
-    parser.add_argument("--average", type=cli.positive, metavar="N", help="the mean of the last N of the checkpoints")
-    parser.add_argument("--follow", action="store_true", help="then wait for new checkpoints, until the run's last one")
+    parser.add_argument(
+        "--average", type=cli.positive, metavar="N", help="the mean of N checkpoints, the chosen one the last"
+    )
+    parser.add_argument(
+        "--follow", action="store_true", help="each checkpoint, also those to come, until the run's last"
+    )
     parser.add_argument(
         "--patience",
         type=cli.positive,
-        default=3600,
         metavar="SECONDS",
-        help="stop following after so long without one",
+        help="with --follow: stop after so long without a new one (default 3600)",
     )
     args = parser.parse(argv)
-    if args.follow and args.average:
-        parser.error("--follow evaluates each checkpoint, --average the mean of several: choose one")
+    if args.follow and (args.average or args.checkpoint):
+        parser.error("--follow evaluates each checkpoint as it comes: it goes with neither --average nor --checkpoint")
+    if args.patience and not args.follow:
+        parser.error("--patience is how long --follow waits; give both")
 
     from mtf_experiments import config, experiment, mtf
     from mtf_experiments.errors import UserError
@@ -42,7 +47,7 @@ def main(argv: list[str]) -> None:
     if args.follow:
         run.checkpoints.mkdir(exist_ok=True)
     with Checkpoints(run.checkpoints, metric=BEST_BY, read_only=True) as checkpoints:
-        steps = checkpoints.steps() if args.follow else checkpoints.choose(args.checkpoint)
+        steps = [] if args.follow else checkpoints.choose(args.checkpoint or "latest")
         exp.task.check()
         programs = exp.programs(mesh)
         task = exp.task.prepare()
@@ -69,8 +74,9 @@ def main(argv: list[str]) -> None:
                     cli.wrote(path)
 
         if args.average:
-            averaged = checkpoints.steps()
-            averaged = averaged[: averaged.index(steps[-1]) + 1][-args.average :]
+            # Of several chosen ones the last; a single one stands for those up to it.
+            pool = steps if len(steps) > 1 else [s for s in checkpoints.steps() if s <= steps[-1]]
+            averaged = pool[-args.average :]
             if len(averaged) < args.average:
                 raise UserError(f"--average={args.average}: up to step {steps[-1]} there are only {averaged}")
             name = f"{averaged[-1]}-average{len(averaged)}"
@@ -79,20 +85,15 @@ def main(argv: list[str]) -> None:
                 checkpoints.restore_average(averaged, abstract), name, f"{run.checkpoints}, mean of steps {sources}"
             )
             return
-        done: set[int] = set()
-        for step in steps:
-            measure(checkpoints.restore_params(step, abstract), step, str(checkpoints.path(step)))
-            done.add(step)
-        if args.follow:
-            for step in checkpoints.follow(done, exp.train_steps, args.patience):
-                try:
-                    params = checkpoints.restore_params(step, abstract)
-                except UserError as error:
-                    if checkpoints.path(step).exists():
-                        raise
-                    print(f"checkpoint {step} was deleted before it was evaluated ({error})", flush=True)
-                    continue
-                measure(params, step, str(checkpoints.path(step)))
+        for step in checkpoints.follow(exp.train_steps, args.patience or 3600) if args.follow else steps:
+            try:
+                params = checkpoints.restore_params(step, abstract)
+            except UserError as error:
+                if not args.follow or checkpoints.path(step).exists():
+                    raise
+                print(f"checkpoint {step} was deleted before it was evaluated ({error})", flush=True)
+                continue
+            measure(params, step, str(checkpoints.path(step)))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from mtf_experiments.data.sources import TextSource
 from mtf_experiments.data.synthetic import SyntheticSource
 from mtf_experiments.data.synthetic_pairs import SyntheticPairSource
 from mtf_experiments.data.tasks import LanguageModelTask
-from mtf_experiments.data.tfds_source import TfdsSource  # noqa: E402
+from mtf_experiments.data.tfds_source import TfdsSource
 from mtf_experiments.data.tokenizer import Vocabulary
 from mtf_experiments.data.translation_task import TranslationTask
 from mtf_experiments.data.tsv_pairs import TsvPairSource

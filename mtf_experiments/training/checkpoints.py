@@ -262,9 +262,10 @@ class Checkpoints:
             total = jax.tree.map(lambda m, p, n=number: m + (p - m) / (n + 1), total, params) if total else params
         return total
 
-    def follow(self, known: set[int], last: int, patience: float, every: float = 5.0) -> Iterator[int]:
-        """Steps as they appear that are not in `known` yet, until step `last` or `patience` seconds without a new one."""
-        known, since = set(known), time.monotonic()
+    def follow(self, last: int, patience: float, every: float = 5.0) -> Iterator[int]:
+        """The steps that are there, then each as it appears, until step `last` or `patience` seconds without a new one."""
+        known: set[int] = set()
+        since = time.monotonic()
         while last not in known and time.monotonic() - since < patience:
             new = [step for step in self.steps() if step not in known]
             for step in new:

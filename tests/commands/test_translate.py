@@ -101,8 +101,18 @@ def test_the_mean_of_the_last_checkpoints_is_evaluated_under_a_name_of_its_own(t
     done = runs.run("evaluate", "--model_dir=run", "--average=2", cwd=here, env=env)
     assert done.code == 0 and "mean of steps 4, 6" in done.out, done
     assert scores(run, "validation-6-average2")["step"] == "6-average2"
+    chosen = runs.run("evaluate", "--model_dir=run", "--average=2", "--checkpoint=2,6", cwd=here, env=env)
+    assert chosen.code == 0 and "mean of steps 2, 6" in chosen.out, chosen
     few = runs.run("evaluate", "--model_dir=run", "--average=7", cwd=here, env=env)
     assert few.code == 2 and "--average=7: up to step 6 there are only [2, 4, 6]" in few.err
+
+
+@pytest.mark.parametrize(
+    "flags", [("--follow", "--average=2"), ("--follow", "--checkpoint=best"), ("--patience=5",)], ids=" ".join
+)
+def test_flags_of_evaluation_that_would_do_nothing_are_refused(flags, trained, here, env):
+    done = runs.run("evaluate", "--model_dir=run", *flags, cwd=here, env=env)
+    assert done.code == 2 and "--follow" in done.err and "Traceback" not in done.err, done
 
 
 def test_following_a_run_evaluates_each_checkpoint_once_until_the_last(trained, here, env):

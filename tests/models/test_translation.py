@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -191,4 +190,3 @@ def test_model_flops_are_those_of_the_matrix_products_traced():
     ledger = mtf.trace_ledger(made.gradient_program, *made.abstract_gradient_arguments())
     lengths = {"inputs_length": tiny.LENGTH, "length": tiny.LENGTH}
     assert ledger.flops == CONFIG.flops_per_row(lengths) * tiny.ROWS
-    assert jnp.float32 == CONFIG.dtype

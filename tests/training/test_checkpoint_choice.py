@@ -51,15 +51,15 @@ def test_steps_may_be_listed(checkpoints):
 
 def test_following_gives_each_new_step_once_and_ends_with_the_last(checkpoints):
     seen = []
-    for step in checkpoints.follow({1}, last=6, patience=60, every=0.01):
+    for step in checkpoints.follow(last=6, patience=60, every=0.01):
         seen.append(step)
         if step == 4:
             save(checkpoints, 5)
         if step == 5:
             save(checkpoints, 6)
-    assert seen == [2, 4, 5, 6]
+    assert seen == [1, 2, 4, 5, 6]
 
 
 def test_following_ends_when_nothing_new_comes(checkpoints):
-    assert list(checkpoints.follow(set(), last=6, patience=0.1, every=0.01)) == [1, 2, 4]
-    assert list(checkpoints.follow({1, 2, 4}, last=4, patience=60, every=0.01)) == []
+    assert list(checkpoints.follow(last=6, patience=0.1, every=0.01)) == [1, 2, 4]
+    assert list(checkpoints.follow(last=4, patience=60, every=0.01)) == [1, 2, 4]
