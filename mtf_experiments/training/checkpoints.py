@@ -7,7 +7,6 @@ failed or interrupted save from being mistaken for a checkpoint.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -25,12 +24,21 @@ from orbax.checkpoint import checkpoint_managers as policies
 
 from mtf_experiments.errors import UserError
 from mtf_experiments.mtf import NamedTensor
+from mtf_experiments.training.checkpoint_record import (
+    FORMAT,
+    cause,
+    check_fits,
+    damaged,
+    describe,
+    metrics_as_json,
+    metrics_from_json,
+    missing_parts,
+    read_record,
+)
 
 logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax narrates every save, and all that it raises besides
 _log = logging.getLogger(__name__)
 
-FORMAT = 1
-_PARTS = ("params/_METADATA", "opt_state/_METADATA", "meta/metadata", "_CHECKPOINT_METADATA")
 _LEFTOVER = re.compile(r"\d+\.orbax-checkpoint-tmp.*")
 
 
@@ -120,9 +128,9 @@ class Checkpoints:
         record = {
             "format": FORMAT,
             "step": step,
-            "parameters": {name: _describe(p) for name, p in params.items()},
+            "parameters": {name: describe(p) for name, p in params.items()},
             "optimizer": {name: {"sizes": list(a.shape), "dtype": str(a.dtype)} for name, a in state.items()},
-            "metrics": _as_json(metrics or {}),
+            "metrics": metrics_as_json(metrics or {}),
             "meta": dict(meta),
         }
         items = ocp.args.Composite(
@@ -131,7 +139,9 @@ class Checkpoints:
             meta=ocp.args.JsonSave(record),
         )
         try:
-            saved = self._manager.save(step, args=items, metrics=_as_json(metrics) if metrics else None, force=True)
+            saved = self._manager.save(
+                step, args=items, metrics=metrics_as_json(metrics) if metrics else None, force=True
+            )
         except Exception as error:
             raise self._failure(step, error) from error
         if not saved:
@@ -173,7 +183,7 @@ class Checkpoints:
         """All whole checkpoints on disk, in increasing order. Warns, once each, of those that are not whole."""
         while True:
             listed = self._listed()
-            broken = {step: missing for step in listed if (missing := _missing(self.path(step)))}
+            broken = {step: missing for step in listed if (missing := missing_parts(self.path(step)))}
             # A training process deletes an old step only after it wrote a newer one, perhaps since this listing.
             if not broken or self._listed() == listed:
                 break
@@ -193,7 +203,7 @@ class Checkpoints:
         """The whole checkpoint with the best `metric`, the latest of equals; None where none has that metric."""
         if self._quality is None:
             raise UserError("best checkpoint: no metric to choose by was configured")
-        quality = {step: self._quality(_from_json(self._record(step)["metrics"])) for step in self.steps()}
+        quality = {step: self._quality(metrics_from_json(self._record(step)["metrics"])) for step in self.steps()}
         known = [step for step, q in quality.items() if q > -math.inf]
         return max(known, key=lambda step: (quality[step], step), default=None)
 
@@ -225,7 +235,7 @@ class Checkpoints:
 
     def metrics(self, step: int) -> dict[str, float]:
         """The metrics that `step` was saved with."""
-        return _from_json(self._record(step)["metrics"])
+        return metrics_from_json(self._record(step)["metrics"])
 
     def restore(
         self, step: int, abstract_params: Mapping[str, NamedTensor], abstract_opt_state: Any
@@ -240,15 +250,15 @@ class Checkpoints:
         params = self.restore_params(step, abstract_params)
         flat = flatten(abstract_opt_state)
         wanted = {name: {"sizes": list(a.shape), "dtype": str(a.dtype)} for name, a in flat.items()}
-        self._compare(step, "optimizer state", record["optimizer"], wanted)
+        check_fits(self.path(step), "optimizer state", record["optimizer"], wanted)
         arrays = self._read(step, "opt_state", flat)
         _check_count(step, arrays)
         return params, jax.tree.unflatten(jax.tree.structure(abstract_opt_state), arrays.values())
 
     def restore_params(self, step: int, abstract_params: Mapping[str, NamedTensor]) -> dict[str, NamedTensor]:
         """The parameters of `step` alone; raises as `restore` does."""
-        wanted = {name: _describe(p) for name, p in abstract_params.items()}
-        self._compare(step, "parameters", self._record(step)["parameters"], wanted)
+        wanted = {name: describe(p) for name, p in abstract_params.items()}
+        check_fits(self.path(step), "parameters", self._record(step)["parameters"], wanted)
         arrays = self._read(step, "params", {name: p.array for name, p in abstract_params.items()})
         return {name: NamedTensor(arrays[name], p.shape) for name, p in abstract_params.items()}
 
@@ -285,36 +295,24 @@ class Checkpoints:
         try:
             arrays = self._manager.restore(step, args=args)[item]
         except Exception as error:
-            raise _damaged(self.path(step), error) from error
+            raise damaged(self.path(step), error) from error
         return {name: arrays[name] for name in flat}
 
     def _record(self, step: int) -> dict[str, Any]:
         return read_record(self.path(step), self.steps())
 
-    def _compare(self, step: int, what: str, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-        lines = [f"{name}: in the checkpoint, but not in this model" for name in saved if name not in wanted]
-        lines += [f"{name}: in this model, but not in the checkpoint" for name in wanted if name not in saved]
-        lines += [
-            f"{name}: {_spell(saved[name])} in the checkpoint, {_spell(wanted[name])} in this model"
-            for name in wanted
-            if name in saved and saved[name] != wanted[name]
-        ]
-        if lines:
-            text = "\n  ".join(lines)
-            raise UserError(f"checkpoint {self.path(step)} does not fit this run; {what}:\n  {text}")
-
     def _failure(self, step: int, error: Exception) -> UserError:
         # The manager has already forgotten the steps that the failed one would have replaced; the disk still has them.
         self._manager.reload()
         self._pending = None
-        return UserError(f"checkpoint {self.path(step)} could not be saved: {_cause(error)}")
+        return UserError(f"checkpoint {self.path(step)} could not be saved: {cause(error)}")
 
     def _clean(self) -> None:
         for path in sorted(self.directory.iterdir()):
             if _LEFTOVER.fullmatch(path.name):
                 _log.warning("removing %s, left by an interrupted save", path)
                 shutil.rmtree(path, ignore_errors=True)
-            elif path.name.isdecimal() and path.is_dir() and (missing := _missing(path)):
+            elif path.name.isdecimal() and path.is_dir() and (missing := missing_parts(path)):
                 aside = path.with_name(path.name + ".incomplete")
                 _log.warning("checkpoint %s is incomplete (no %s): renamed to %s", path, missing[0], aside.name)
                 shutil.rmtree(aside, ignore_errors=True)
@@ -324,26 +322,6 @@ class Checkpoints:
 def flatten(tree: Any) -> dict[str, Any]:
     """The leaves of `tree` by their paths, as in "0/count"."""
     return {jax.tree_util.keystr(p, simple=True, separator="/"): leaf for p, leaf in jax.tree.leaves_with_path(tree)}
-
-
-def read_record(path: Path, known: list[int] | None = None) -> dict[str, Any]:
-    """What is stored beside the arrays of the checkpoint at `path`: step, dimensions, dtypes, metrics, meta.
-
-    Raises UserError with the path if it is absent, incomplete, damaged, or of a newer format.
-    """
-    if not path.is_dir():
-        there = "" if known is None else f"; there are {', '.join(map(str, known)) or 'none'}"
-        raise UserError(f"no checkpoint {path}{there}")
-    if missing := _missing(path):
-        raise UserError(f"checkpoint {path} is incomplete: no {missing[0]}")
-    try:
-        record = json.loads((path / "meta" / "metadata").read_text("utf-8"))
-        newer = record["format"] > FORMAT
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _damaged(path, error) from error
-    if newer:
-        raise UserError(f"checkpoint {path} has format {record['format']}; this version reads up to {FORMAT}")
-    return record
 
 
 def list_checkpoints(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -358,7 +336,7 @@ def list_checkpoints(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
                     "step": step,
                     "parameters": sum(math.prod(s) for s in sizes),
                     "bytes": sum(f.stat().st_size for f in checkpoints.path(step).rglob("*") if f.is_file()),
-                    "metrics": _from_json(record["metrics"]),
+                    "metrics": metrics_from_json(record["metrics"]),
                 }
             )
     return rows
@@ -373,7 +351,7 @@ def to_numpy(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
             return reader.restore(path / "params", args=args)
     except Exception as error:
-        raise _damaged(path, error) from error
+        raise damaged(path, error) from error
 
 
 def _make_writable(directory: Path) -> None:
@@ -386,41 +364,7 @@ def _make_writable(directory: Path) -> None:
         raise UserError(f"checkpoint directory {directory} cannot be written: {error}") from error
 
 
-def _missing(path: Path) -> list[str]:
-    return [part for part in _PARTS if not (path / part).is_file()]
-
-
-def _damaged(path: Path, error: Exception) -> UserError:
-    return UserError(
-        f"checkpoint {path} cannot be read, it may be damaged: {_cause(error)}\n"
-        "Move that directory away to go on from the checkpoint before it, or from the beginning if there is none"
-    )
-
-
-def _cause(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:600]}"
-
-
-def _describe(p: NamedTensor) -> dict[str, Any]:
-    return {"dims": [[d.name, d.size] for d in p.shape], "dtype": str(p.array.dtype)}
-
-
-def _spell(entry: Mapping[str, Any]) -> str:
-    dims = [f"{n}={s}" for n, s in entry["dims"]] if "dims" in entry else [str(s) for s in entry["sizes"]]
-    return f"{entry['dtype']}[{', '.join(dims)}]"
-
-
 def _check_count(step: int, flat: Mapping[str, Any]) -> None:
     for name, leaf in flat.items():
         if name.rsplit("/", 1)[-1] == "count" and leaf.ndim == 0 and int(leaf) != step:
             raise ValueError(f"optimizer state {name} counts {int(leaf)} updates, but the step is {step}")
-
-
-def _as_json(metrics: Mapping[str, float]) -> dict[str, float | str]:
-    # JSON has no infinities and no NaN.
-    return {k: float(v) if math.isfinite(v) else str(float(v)) for k, v in metrics.items()}
-
-
-def _from_json(metrics: Mapping[str, float | str]) -> dict[str, float]:
-    return {k: float(v) for k, v in metrics.items()}
