@@ -205,24 +205,46 @@ def _attribute(instruction: Instruction, name: str) -> str:
     if not match:
         raise ValueError(f"{instruction.name}: a {instruction.opcode} without {name}")
     rest = instruction.attributes[match.end() :]
+    if rest.startswith("mesh["):
+        return rest[: rest.index("}") + 1]
     return rest[: _closing(rest, 0)] if rest.startswith("{") else re.split(r",\s", rest)[0]
 
 
 def replica_groups(text: str, processors: int) -> list[tuple[int, ...]]:
-    """Groups of processors from HLO text: a list `{{0,1},{2,3}}` (`{}`: all), or `[2,4]<=[4,2]T(1,0)`.
+    """Groups of processors from HLO text: `{{0,1},{2,3}}` (`{}`: all), `[2,4]<=[4,2]T(1,0)` or `mesh['a'=4,'b'=2] {'b'}`.
 
-    The latter stands for the numbers 0, 1, ... as an array of sizes 4, 2, transposed, read as 2 groups of 4. Raises
-    ValueError for other text.
+    The second stands for the numbers 0, 1, ... as an array of sizes 4, 2, transposed, read as 2 groups of 4. The third
+    for the groups along b of these numbers as an array of sizes 4, 2 (from `, device_ids=([2,4]T(1,0))`, if that is said
+    before the braces). Raises ValueError for other text.
     """
     if text.startswith("{"):
         return _lists(text) or [tuple(range(processors))]
-    match = re.fullmatch(r"\[([0-9,]+)\]<=\[([0-9,]+)\](?:T\(([0-9,]+)\))?", text.strip())
-    if not match:
-        raise ValueError(f"replica groups of unknown form: {text}")
-    groups, sizes, order = ([int(n) for n in part.split(",")] if part else None for part in match.groups())
-    assert groups and sizes
-    numbers = np.arange(math.prod(sizes)).reshape(sizes).transpose(order)
-    return [tuple(int(n) for n in group) for group in numbers.reshape(groups)]
+    if match := re.fullmatch(r"\[([0-9,]+)\]<=\[([0-9,]+)\](?:T\(([0-9,]+)\))?", text.strip()):
+        sizes = _numbers(match[1])
+        return _rows(_device_numbers(match[2], match[3]).reshape(sizes))
+    pattern = r"mesh\[([^\]]*)\](?:, device_ids=\(\[([0-9,]+)\](?:T\(([0-9,]+)\))?\))? \{([^}]*)\}"
+    if match := re.fullmatch(pattern, text.strip()):
+        mesh = {name: int(size) for name, size in re.findall(r"'([^']+)'=([0-9]+)", match[1])}
+        along = re.findall(r"'([^']+)'", match[4])
+        if set(along) <= set(mesh):
+            numbers = _device_numbers(match[2] or str(processors), match[3]).reshape(tuple(mesh.values()))
+            order = [name for name in mesh if name not in along] + along
+            members = math.prod(mesh[name] for name in along)
+            return _rows(numbers.transpose([list(mesh).index(name) for name in order]).reshape(-1, members))
+    raise ValueError(f"replica groups of unknown form: {text}")
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(n) for n in text.split(",")]
+
+
+def _device_numbers(sizes: str, order: str | None) -> np.ndarray:
+    numbers = np.arange(math.prod(_numbers(sizes))).reshape(_numbers(sizes))
+    return numbers.transpose(_numbers(order) if order else range(numbers.ndim))
+
+
+def _rows(groups: np.ndarray) -> list[tuple[int, ...]]:
+    return [tuple(int(n) for n in group) for group in groups]
 
 
 def _lists(text: str) -> list[tuple[int, ...]]:

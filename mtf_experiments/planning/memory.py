@@ -1,0 +1,207 @@
+"""What a program holds in memory at its fullest moment: liveness of the values of a traced program on one processor.
+
+    peak = peak_memory(programs.gradient_program, *programs.abstract_gradient_arguments())
+    peak.bytes, peak.held      # the sum, and the largest of what makes it up
+
+The model of a compiler behind it: operations run in the order of the trace; a component-wise result is not stored but
+computed where it is used, unless what reads it needs it in memory (a matrix product, a collective, a loop, a lookup);
+an operation writes into the place of an operand that dies with it, where the sizes are equal; the stacks that a loop
+fills exist from its start to their last use. Compilers reorder, recompute and pad: `plan --compile` shows what one of
+them makes of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from jax.interpreters.partial_eval import dce_jaxpr
+
+_SAME_STORAGE = frozenset(
+    """reshape squeeze expand_dims pvary pcast name stop_gradient transpose copy copy_p optimization_barrier
+    random_wrap random_unwrap""".split()
+)
+"""Primitives whose result is their operand in another guise."""
+_STORING = frozenset(
+    """dot_general conv_general_dilated psum psum_invariant pmax pmin all_gather all_gather_invariant reduce_scatter
+    all_to_all ppermute gather scatter scatter-add scatter-mul scatter-min scatter-max sort top_k dynamic_update_slice
+    while scan cond custom_call""".split()
+)
+"""Primitives that want their operands in memory and put their results there."""
+_REDUCING = frozenset("reduce_sum reduce_max reduce_min reduce_and reduce_or reduce_prod argmax argmin cumsum".split())
+"""Primitives that compute what they read on the way, and store their result."""
+_IN_PLACE = frozenset("scatter scatter-add scatter-mul scatter-min scatter-max dynamic_update_slice scan while".split())
+
+
+@dataclass(eq=False)
+class _Value:
+    """A value of the program; what comes in from outside has no producer and is not counted."""
+
+    bytes: int
+    label: str = ""
+    producer: _Operation | None = None
+    readers: list[_Operation] = field(default_factory=list)
+    output: bool = False
+
+
+@dataclass(eq=False)
+class _Operation:
+    """One step; `inside` is what its own program, a loop's body, holds besides its inputs and outputs."""
+
+    position: int
+    name: str
+    inputs: list[_Value]
+    outputs: list[_Value]
+    inside: Peak
+
+    @property
+    def may_write_over(self) -> bool:
+        """Whether a result may take the place of an operand."""
+        return self.name not in _STORING or self.name in _IN_PLACE
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The fullest moment: `bytes` in all, and what makes them up by what computed it, largest first."""
+
+    bytes: int = 0
+    held: tuple[tuple[str, int], ...] = ()
+
+
+def peak_memory(function: Callable[..., Any], *arguments: Any) -> Peak:
+    """The bytes that one processor holds at the fullest moment of `function`, besides its arguments; results included.
+
+    What counts are the slices inside the `spmd` program that `function` is; arguments may be shapes.
+    """
+    jaxpr = jax.make_jaxpr(lambda *a: function(*a))(*arguments).jaxpr
+    live, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    return _peak(_slices(live) or live)
+
+
+def _slices(jaxpr: Jaxpr) -> Jaxpr | None:
+    """The program on a processor's slices, inside that of `spmd`."""
+    for equation in jaxpr.eqns:
+        for sub in _subprograms(equation):
+            if found := sub if equation.primitive.name == "shard_map" else _slices(sub):
+                return found
+    return None
+
+
+class _Flat:
+    """A program with its calls inlined: operations in order, and the values between them."""
+
+    def __init__(self, jaxpr: Jaxpr) -> None:
+        self.operations: list[_Operation] = []
+        self.inputs = [_Value(_bytes(v), "input") for v in jaxpr.invars]
+        self.outputs = self._inline(jaxpr, self.inputs)
+        for value in self.outputs:
+            value.output = True
+
+    def _inline(self, jaxpr: Jaxpr, inputs: list[_Value]) -> list[_Value]:
+        values: dict[Any, _Value] = dict(zip(jaxpr.invars, inputs, strict=True))
+        values |= {v: _Value(_bytes(v), "constant") for v in jaxpr.constvars}
+
+        def read(variable: Any) -> _Value:
+            return _Value(0) if isinstance(variable, Literal) else values[variable]
+
+        for equation in jaxpr.eqns:
+            operands = [read(v) for v in equation.invars]
+            name, subs = equation.primitive.name, list(_subprograms(equation))
+            if name in _SAME_STORAGE and len(operands) == len(equation.outvars):
+                results = operands
+            elif subs and name not in _STORING:
+                results = self._inline(subs[0], operands)
+            else:
+                results = self._operation(equation, operands, subs)
+            values.update(zip(equation.outvars, results, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    def _operation(self, equation: JaxprEqn, operands: list[_Value], subs: list[Jaxpr]) -> list[_Value]:
+        name = equation.primitive.name
+        label = f"{name} {equation.source_info.name_stack}".strip()
+        inside = max((_inside(equation, sub) for sub in subs), key=lambda peak: peak.bytes, default=Peak())
+        operation = _Operation(len(self.operations), name, operands, [], inside)
+        operation.outputs = [_Value(_bytes(v), label, operation) for v in equation.outvars]
+        for value in operands:
+            value.readers.append(operation)
+        self.operations.append(operation)
+        return operation.outputs
+
+
+def _inside(equation: JaxprEqn, body: Jaxpr) -> Peak:
+    """What a loop's body or a branch holds besides its inputs and outputs."""
+    if equation.primitive.name != "scan":
+        return _peak(body)
+    carried = equation.params["num_carry"]
+    return _peak(body, whole_inputs=equation.params["num_consts"] + carried, whole_outputs=carried)
+
+
+def _peak(jaxpr: Jaxpr, whole_inputs: int | None = None, whole_outputs: int | None = None) -> Peak:
+    """The peak of a program; inputs and outputs after the first so many are slices of the stacks of a loop."""
+    flat = _Flat(jaxpr)
+    sliced = set() if whole_inputs is None else set(flat.inputs[whole_inputs:])
+    stacked = set() if whole_outputs is None else set(flat.outputs[whole_outputs:])
+    counted = [v for v in flat.inputs if v in sliced]  # a slice that is read from memory is a copy of its part of the stack
+    for operation in flat.operations:
+        counted += operation.outputs
+
+    def is_stored(value: _Value) -> bool:
+        if value.producer is not None and value.producer.name in _STORING | _REDUCING:
+            return True
+        return (value.output and value not in stacked) or any(r.name in _STORING for r in value.readers)
+
+    stored = {value: is_stored(value) for value in counted}
+    last_use: dict[_Value, int] = {}
+    for value in reversed(counted):  # readers come later: theirs is known
+        uses = [len(flat.operations)] if value.output else [-1]
+        for reader in value.readers:
+            uses += [reader.position, *(last_use[o] for o in reader.outputs if not stored[o])]
+        last_use[value] = max(uses)
+
+    dying: dict[int, list[_Value]] = {}
+    for value in counted:
+        if stored[value]:
+            dying.setdefault(last_use[value], []).append(value)
+    live: dict[_Value, int] = {}
+    best, now = Peak(), 0
+    for operation in flat.operations:
+        arriving = [v for v in operation.inputs if v in sliced and stored[v] and v not in live]
+        ends = [v for v in dying.get(operation.position, ()) if v in live]
+        places = list(ends) if operation.may_write_over else []
+        for value in dict.fromkeys([*arriving, *(v for v in operation.outputs if stored[v])]):
+            place = next((p for p in places if p.bytes == value.bytes and value not in sliced), None)
+            if place is None:
+                now += value.bytes
+                live[value] = value.bytes
+            else:
+                places.remove(place)
+                live[value] = live.pop(place)
+        if now + operation.inside.bytes > best.bytes:
+            best = Peak(now + operation.inside.bytes, _by_label(live, operation.inside))
+        for value in dying.get(operation.position, ()):
+            now -= live.pop(value, 0)
+    return best
+
+
+def _by_label(live: dict[_Value, int], inside: Peak) -> tuple[tuple[str, int], ...]:
+    held = dict(inside.held)
+    for value, amount in live.items():
+        held[value.label] = held.get(value.label, 0) + amount
+    return tuple(sorted(held.items(), key=lambda item: -item[1]))
+
+
+def _bytes(variable: Any) -> int:
+    return math.prod(variable.aval.shape) * getattr(variable.aval.dtype, "itemsize", 8)  # a random key is two words
+
+
+def _subprograms(equation: JaxprEqn) -> Iterator[Jaxpr]:
+    for parameter in equation.params.values():
+        for p in parameter if isinstance(parameter, tuple | list) else (parameter,):
+            if isinstance(p, ClosedJaxpr):
+                yield p.jaxpr
+            elif isinstance(p, Jaxpr):
+                yield p
