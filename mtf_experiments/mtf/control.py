@@ -13,6 +13,7 @@ from mtf_experiments.mtf.collective import vary, varying_axes
 from mtf_experiments.mtf.dimension import Dimension, Shape
 from mtf_experiments.mtf.layout import LayoutError
 from mtf_experiments.mtf.placement import placement
+from mtf_experiments.mtf.record import recorded
 from mtf_experiments.mtf.reshape import transpose
 from mtf_experiments.mtf.tensor import NamedTensor, canonical, is_named
 
@@ -44,11 +45,16 @@ def scan(
     types = jax.tree.map(varying_axes, entering)
 
     def step(c: Carry, x: Any) -> tuple[Carry, Any]:
-        c, y = body(c, x)
+        if (recorder := placement().recorder) is None:
+            c, y = body(c, x)
+        else:
+            c, y = recorder.loop(body, (carry, xs), (c, x), dim)
         y = jax.tree.map(lambda t: canonical(t) if is_named(t) else t, y, is_leaf=is_named)
         return jax.tree.map(vary, c, types), y
 
     final, ys = lax.scan(step, entering, jax.tree.map(sliced, xs, is_leaf=is_named), length=dim.size, unroll=unroll)
+    if (recorder := placement().recorder) is not None:
+        recorder.same(final, carry)
     return final, jax.tree.map(stacked, ys, is_leaf=is_named)
 
 
@@ -74,6 +80,7 @@ def full(shape: Shape | list[Dimension], value: float, dtype: Any = jnp.float32)
     return canonical(NamedTensor(jnp.full(placement().local_sizes(shape), value, dtype), shape))
 
 
+@recorded
 def vary_over(tree: Any, dims: Sequence[str]) -> Any:
     """The NamedTensors of a pytree as values that may differ over the mesh dimensions that `dims` are split over.
 

@@ -6,16 +6,19 @@ import string
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from mtf_experiments.mtf import collective
 from mtf_experiments.mtf.dimension import Dimension, Shape, union
 from mtf_experiments.mtf.layout import LayoutError
 from mtf_experiments.mtf.placement import placement
+from mtf_experiments.mtf.record import recorded
 from mtf_experiments.mtf.reduction import finish_sum, split_over
 from mtf_experiments.mtf.tensor import NamedTensor
 
 
+@recorded
 def einsum(
     inputs: Sequence[NamedTensor],
     output_shape: Iterable[Dimension],
@@ -45,5 +48,7 @@ def einsum(
     axes = frozenset[str]().union(*(collective.varying_axes(x.array) for x in inputs))
     # XLA accumulates bf16 in f32 by itself. Asking for an f32 result unless one is wanted would make every product of
     # the backward pass one of f32 with bf16, which accelerators run at the speed of f32.
-    local = jnp.einsum("->".join(subscripts), *(x.varying(axes) for x in inputs), preferred_element_type=dtype)
+    slices = [x.varying(axes) for x in inputs]
+    with jax.named_scope(" x ".join(f"[{' '.join(x.shape.names)}]" for x in inputs)):  # read in ledgers and profiles
+        local = jnp.einsum("->".join(subscripts), *slices, preferred_element_type=dtype)
     return finish_sum(local, output, split_over(contracted), rename)

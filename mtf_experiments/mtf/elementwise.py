@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from mtf_experiments.mtf.dimension import Dimension
+from mtf_experiments.mtf.record import recorded
 from mtf_experiments.mtf.tensor import NamedTensor, Scalar, apply
 
 Operand = NamedTensor | Scalar | jax.Array
@@ -48,6 +49,7 @@ silu = partial(apply, jax.nn.silu)
 is_finite = partial(apply, jnp.isfinite)
 
 
+@recorded
 def stop_gradient(x: NamedTensor) -> NamedTensor:
     """`x`, through which no gradient flows."""
     return NamedTensor(lax.stop_gradient(x.array), x.shape)

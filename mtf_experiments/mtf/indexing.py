@@ -12,10 +12,12 @@ from mtf_experiments.mtf.dimension import Dimension, Shape, ShapeError
 from mtf_experiments.mtf.elementwise import equal
 from mtf_experiments.mtf.layout import LayoutError
 from mtf_experiments.mtf.placement import placement
+from mtf_experiments.mtf.record import recorded
 from mtf_experiments.mtf.reshape import transpose
 from mtf_experiments.mtf.tensor import NamedTensor
 
 
+@recorded
 def arange(dim: Dimension, dtype: jnp.dtype | type = jnp.int32) -> NamedTensor:
     """Positions 0, 1, ... along `dim`, counted in the whole dimension: `[dim]`."""
     (size,) = placement().local_sizes(Shape([dim]))
@@ -37,6 +39,7 @@ def _local_positions(ids: jax.Array, dim: Dimension) -> tuple[jax.Array, jax.Arr
     return jnp.where(mine, local, 0), mine, (axis,) if axis else ()
 
 
+@recorded
 def gather(table: NamedTensor, ids: NamedTensor, dim: Dimension | str) -> NamedTensor:
     """Rows of `table` along `dim` selected by the integer tensor `ids`: an embedding lookup.
 
@@ -69,6 +72,7 @@ def gather(table: NamedTensor, ids: NamedTensor, dim: Dimension | str) -> NamedT
     return NamedTensor(collective.allreduce(rows, axes), output)
 
 
+@recorded
 def slice_dimension(x: NamedTensor, dim: Dimension | str, start: int | jax.Array, size: int) -> NamedTensor:
     """Elements start..start+size-1 along `dim`, whose size becomes `size`. A split dimension is gathered first."""
     dim = x.shape.find(dim)
@@ -94,6 +98,7 @@ def index(x: NamedTensor, dim: Dimension | str, position: int | jax.Array) -> Na
     return gather(x, NamedTensor(jnp.asarray(position), []), dim)
 
 
+@recorded
 def update_slice(x: NamedTensor, update: NamedTensor, dim: Dimension | str, start: int | jax.Array) -> NamedTensor:
     """`x` with `update` in the place of its elements start..start+n-1 along `dim`, of which `update` has n.
 
@@ -116,6 +121,7 @@ def update_slice(x: NamedTensor, update: NamedTensor, dim: Dimension | str, star
     return NamedTensor(array, x.shape)
 
 
+@recorded
 def shift(x: NamedTensor, offset: int, dim: Dimension | str) -> NamedTensor:
     """Moves `x` by `offset` along `dim`; zeros enter at the end that is vacated.
 
@@ -140,6 +146,7 @@ def shift(x: NamedTensor, offset: int, dim: Dimension | str) -> NamedTensor:
     return NamedTensor(jnp.concatenate([received, kept] if offset > 0 else [kept, received], axis=axis), x.shape)
 
 
+@recorded
 def cumsum(x: NamedTensor, dim: Dimension | str, exclusive: bool = False) -> NamedTensor:
     """Running sum along `dim`. Over a split dimension one total per processor is exchanged."""
     dim = x.shape.find(dim)

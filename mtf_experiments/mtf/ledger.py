@@ -68,14 +68,35 @@ class Collective:
     @property
     def backward(self) -> bool:
         """Whether it belongs to the backward pass."""
-        return "transpose(" in self.scope
+        return is_backward(self.scope)
 
     @property
     def where(self) -> str:
         """The scope in words, such as `backward attention`; what is not differentiated has its scope alone."""
-        names = [name for name in re.findall(r"[^()/]+", self.scope) if name not in ("jvp", "transpose", "jit")]
-        way = ["backward"] if self.backward else ["forward"] if "jvp(" in self.scope else []
-        return " ".join([*way, *names])
+        return in_words(self.scope)
+
+
+@dataclass(frozen=True)
+class Product:
+    """One matrix product or convolution of a program, of slices, as each processor computes it."""
+
+    flops: int
+    """2 m n k for an m x k and a k x n matrix."""
+    bytes: int
+    """What it reads and writes: both operands and the result."""
+    dtype: str
+    """The type of its operands; of different ones, that with more bits."""
+    count: int
+    """How often it runs."""
+    scope: str = ""
+    """Where, as in Collective."""
+    mesh_dimensions: tuple[str, ...] = ()
+    """The mesh dimensions that share its work: along the others all processors compute the same."""
+
+    @property
+    def where(self) -> str:
+        """The scope in words."""
+        return in_words(self.scope)
 
 
 @dataclass(frozen=True)
@@ -83,32 +104,39 @@ class Ledger:
     """All collectives and matrix products (convolutions included) of one run of a program, per processor."""
 
     collectives: tuple[Collective, ...] = ()
-    flops: int = 0
-    """2 m n k for every product of an m x k and a k x n matrix, of slices."""
+    products: tuple[Product, ...] = ()
     at_least: bool = False
     """Whether a while loop was counted once, the number of its steps being unknown."""
 
     @classmethod
     def sum(cls, parts: Iterable[Ledger]) -> Ledger:
-        """The ledger of programs that run one after the other. Equal collectives become one, with a higher count."""
+        """The ledger of programs that run one after the other. Equal entries become one, with a higher count."""
         parts = list(parts)
-        counts = _totals((replace(c, count=0), c.count) for part in parts for c in part.collectives)
-        collectives = tuple(replace(c, count=n) for c, n in counts.items())
-        return cls(collectives, sum(p.flops for p in parts), any(p.at_least for p in parts))
+        collectives = _totals((replace(c, count=0), c.count) for part in parts for c in part.collectives)
+        products = _totals((replace(p, count=0), p.count) for part in parts for p in part.products)
+        return cls(
+            tuple(replace(c, count=n) for c, n in collectives.items()),
+            tuple(replace(p, count=n) for p, n in products.items()),
+            any(p.at_least for p in parts),
+        )
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of all matrix products."""
+        return sum(p.flops * p.count for p in self.products)
 
     def repeated(self, times: int | None) -> Ledger:
         """The ledger of a loop with this body. If `times` is None, not known: counted once, and marked `at_least`."""
         if times is None:
-            empty = not self.collectives and not self.flops
-            return (
-                self if empty else Ledger(tuple(replace(c, at_least=True) for c in self.collectives), self.flops, True)
-            )
+            if not self.collectives and not self.products:
+                return self
+            return Ledger(tuple(replace(c, at_least=True) for c in self.collectives), self.products, True)
         if times == 0:
             return Ledger()
         return replace(
             self,
             collectives=tuple(replace(c, count=c.count * times) for c in self.collectives),
-            flops=self.flops * times,
+            products=tuple(replace(p, count=p.count * times) for p in self.products),
         )
 
     def elements_by_mesh_dimension(self) -> dict[tuple[str, ...], int]:
@@ -190,11 +218,11 @@ def _count_equation(equation: JaxprEqn, mesh: Mapping[str, int], outer: str) -> 
     if name == "dot_general":
         (contracted, _), _ = params["dimension_numbers"]
         depth = math.prod(_sizes(equation.invars[0])[i] for i in contracted)
-        return Ledger(flops=2 * depth * math.prod(_sizes(equation.outvars[0])))
+        return Ledger(products=(_product(equation, depth, mesh, scope),))
     if name == "conv_general_dilated":
         kernel, features = _sizes(equation.invars[1]), params["dimension_numbers"].rhs_spec[0]
         depth = math.prod(kernel) // kernel[features]  # products that make one element; those with padding included
-        return Ledger(flops=2 * depth * math.prod(_sizes(equation.outvars[0])))
+        return Ledger(products=(_product(equation, depth, mesh, scope),))
     if name == "shard_map":
         mesh = params["mesh"].shape
     inner = [_count(sub, mesh, scope) for sub in _jaxprs(params.values())]
@@ -221,9 +249,41 @@ def _collectives(equation: JaxprEqn, mesh: Mapping[str, int], scope: str) -> Ite
     reduction = {"pmax": "max", "pmin": "min"}.get(name, "sum") if kind in ("allreduce", "reduce_scatter") else ""
     for x in equation.outvars if kind == "allgather" else equation.invars:
         if axes:
-            elements = math.prod(_sizes(x))
-            size = elements * np.dtype(x.aval.dtype).itemsize  # pyright: ignore[reportAttributeAccessIssue]
-            yield Collective(kind, axes, elements, size, 1, scope, reduction)
+            yield Collective(kind, axes, math.prod(_sizes(x)), _size(x), 1, scope, reduction)
+
+
+def _product(equation: JaxprEqn, depth: int, mesh: Mapping[str, int], scope: str) -> Product:
+    operands, result = equation.invars, equation.outvars[0]
+    shared = {a for x in operands for a in x.aval.manual_axis_type.varying} if mesh else set()  # pyright: ignore[reportAttributeAccessIssue]
+    return Product(
+        flops=2 * depth * math.prod(_sizes(result)),
+        bytes=sum(_size(x) for x in (*operands, result)),
+        dtype=max((str(_dtype(x)) for x in operands), key=lambda name: np.dtype(name).itemsize),
+        count=1,
+        scope=scope,
+        mesh_dimensions=tuple(a for a in mesh if a in shared and mesh[a] > 1),
+    )
+
+
+def is_backward(scope: str) -> bool:
+    """Whether a scope is of the backward pass."""
+    return "transpose(" in scope
+
+
+def in_words(scope: str) -> str:
+    """A scope in words: `forward attention`, `backward feed_forward`, with the subscripts of a product left out."""
+    names = [name for name in re.findall(r"[^()/]+", scope) if name not in ("jvp", "transpose", "jit")]
+    names = [name for name in names if not re.fullmatch(r"[a-zA-Z,]*->[a-zA-Z]*", name)]
+    way = ["backward"] if is_backward(scope) else ["forward"] if "jvp(" in scope else []
+    return " ".join([*way, *names])
+
+
+def _dtype(variable: Any) -> np.dtype:
+    return np.dtype(variable.aval.dtype)
+
+
+def _size(variable: Any) -> int:
+    return math.prod(_sizes(variable)) * _dtype(variable).itemsize
 
 
 def _sizes(variable: Any) -> tuple[int, ...]:

@@ -7,21 +7,26 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import jax
 
 from mtf_experiments.mtf.dimension import Dimension, Shape
 from mtf_experiments.mtf.layout import Layout, MeshShape
 
+if TYPE_CHECKING:
+    from mtf_experiments.mtf.record import Recorder
+
 
 class Placement:
     """A mesh and a layout, and whether arrays are slices (`applied`) or, in a check, still whole.
 
-    `names` collects the dimensions that the traced program used, for the check that every layout rule matches one.
+    `names` collects the dimensions that the traced program used, for the check that every layout rule matches one; a
+    `recorder` notes every operation.
     """
 
-    def __init__(self, mesh: MeshShape, layout: Layout, applied: bool) -> None:
-        self.mesh, self.layout, self.applied = mesh, layout, applied
+    def __init__(self, mesh: MeshShape, layout: Layout, applied: bool, recorder: Recorder | None = None) -> None:
+        self.mesh, self.layout, self.applied, self.recorder = mesh, layout, applied, recorder
         self.names: set[str] = set()
         self._checked: set[Shape] = set()
 

@@ -18,6 +18,7 @@ from jax import lax
 from mtf_experiments.mtf import collective
 from mtf_experiments.mtf.dimension import Dimension, Shape
 from mtf_experiments.mtf.placement import placement
+from mtf_experiments.mtf.record import recorded
 from mtf_experiments.mtf.tensor import NamedTensor
 
 Window = tuple[int | jax.Array, int]
@@ -92,6 +93,7 @@ def _multiply_add(high: jax.Array, low: jax.Array, factor: int, term: jax.Array)
     return high * jnp.uint32(factor & 0xFFFFFFFF) + carry + (total < product).astype(jnp.uint32), total
 
 
+@recorded
 def dropout(x: NamedTensor, rate: float, random: Random, shared: Iterable[str] = ()) -> NamedTensor:
     """`x` with elements zeroed with probability `rate` and the others scaled by 1/(1-rate).
 

@@ -14,6 +14,7 @@ from mtf_experiments.mtf import collective
 from mtf_experiments.mtf.dimension import Dimension, Shape
 from mtf_experiments.mtf.elementwise import exp, log, stop_gradient
 from mtf_experiments.mtf.placement import placement
+from mtf_experiments.mtf.record import recorded
 from mtf_experiments.mtf.tensor import NamedTensor
 
 Dims: TypeAlias = Dimension | str | Iterable[Dimension | str] | None
@@ -52,6 +53,7 @@ def finish_sum(
     return NamedTensor(collective.relayout(total, before, after), target)
 
 
+@recorded
 def reduce_sum(x: NamedTensor, dims: Dims = None, rename: Mapping[str, str] | None = None) -> NamedTensor:
     """Sum over `dims` (default: all). `rename` renames remaining dimensions on the way (see `finish_sum`)."""
     gone = reduced_dimensions(x.shape, dims)
@@ -91,11 +93,13 @@ def _extreme_jvp(
     return extreme, tangent / count
 
 
+@recorded
 def reduce_max(x: NamedTensor, dims: Dims = None) -> NamedTensor:
     """Maximum over `dims` (default: all)."""
     return _reduce_extreme(x, dims, largest=True)
 
 
+@recorded
 def reduce_min(x: NamedTensor, dims: Dims = None) -> NamedTensor:
     """Minimum over `dims` (default: all)."""
     return _reduce_extreme(x, dims, largest=False)
@@ -107,6 +111,7 @@ def _reduce_extreme(x: NamedTensor, dims: Dims, largest: bool) -> NamedTensor:
     return NamedTensor(array, x.shape.without(*gone))
 
 
+@recorded
 def reduce_logsumexp(x: NamedTensor, dims: Dims = None) -> NamedTensor:
     """log(sum(exp(x))) over `dims`, of the distance to the maximum, so that it neither over- nor underflows."""
     maximum = stop_gradient(reduce_max(stop_gradient(x), dims))

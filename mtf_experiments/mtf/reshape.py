@@ -10,9 +10,11 @@ from jax import lax
 from mtf_experiments.mtf import collective
 from mtf_experiments.mtf.dimension import Dimension, Shape, ShapeError
 from mtf_experiments.mtf.placement import placement
+from mtf_experiments.mtf.record import recorded
 from mtf_experiments.mtf.tensor import NamedTensor
 
 
+@recorded
 def transpose(x: NamedTensor, shape: Iterable[Dimension | str]) -> NamedTensor:
     """`x` with its dimensions in another order. Local."""
     target = Shape(x.shape.find(d) for d in shape)
@@ -23,6 +25,7 @@ def transpose(x: NamedTensor, shape: Iterable[Dimension | str]) -> NamedTensor:
     return NamedTensor(jnp.transpose(x.array, [x.shape.axis(d) for d in target]), target)
 
 
+@recorded
 def rename(x: NamedTensor, names: Mapping[str, str] | None = None, **more: str) -> NamedTensor:
     """`x` with dimensions renamed, `old=new`.
 
@@ -35,6 +38,7 @@ def rename(x: NamedTensor, names: Mapping[str, str] | None = None, **more: str) 
     return NamedTensor(array, target)
 
 
+@recorded
 def reshape(x: NamedTensor, shape: Iterable[Dimension]) -> NamedTensor:
     """`x`'s elements, in row-major order, as a tensor of `shape` with as many elements.
 
@@ -94,6 +98,7 @@ def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], lis
     return groups
 
 
+@recorded
 def concat(tensors: Sequence[NamedTensor], dim: str) -> NamedTensor:
     """Joins `tensors` along the dimension named `dim` (the others are equal). Local unless it is split."""
     shape = tensors[0].shape
@@ -109,6 +114,7 @@ def concat(tensors: Sequence[NamedTensor], dim: str) -> NamedTensor:
     return NamedTensor(collective.relayout(array, whole, placement().axes(target)), target)
 
 
+@recorded
 def stack(tensors: Sequence[NamedTensor], dim: str, axis: int = 0) -> NamedTensor:
     """Joins `tensors` of one shape along a new dimension named `dim` at position `axis`."""
     shape = tensors[0].shape
@@ -124,6 +130,7 @@ def stack(tensors: Sequence[NamedTensor], dim: str, axis: int = 0) -> NamedTenso
     return NamedTensor(collective.relayout(array, before, after), target)
 
 
+@recorded
 def unstack(x: NamedTensor, dim: Dimension | str) -> list[NamedTensor]:
     """The slices of `x` along `dim`, which is gathered first if it is split."""
     dim = x.shape.find(dim)

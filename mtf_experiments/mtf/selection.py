@@ -10,10 +10,12 @@ from mtf_experiments.mtf import collective
 from mtf_experiments.mtf.dimension import Dimension, Shape, ShapeError
 from mtf_experiments.mtf.indexing import index
 from mtf_experiments.mtf.placement import placement
+from mtf_experiments.mtf.record import recorded
 from mtf_experiments.mtf.reshape import transpose
 from mtf_experiments.mtf.tensor import NamedTensor
 
 
+@recorded
 def top_k(x: NamedTensor, dim: Dimension | str, k: Dimension) -> tuple[NamedTensor, NamedTensor]:
     """The `k.size` largest elements along `dim`, largest first, and their positions (int32) along the whole of `dim`.
 
@@ -44,6 +46,7 @@ def top_k(x: NamedTensor, dim: Dimension | str, k: Dimension) -> tuple[NamedTens
     return laid_out(values), laid_out(positions)
 
 
+@recorded
 def argmax(x: NamedTensor, dim: Dimension | str) -> NamedTensor:
     """The position (int32, along the whole of `dim`) of the largest element, the first of equals: the shape less `dim`."""
     best = Dimension("argmax", 1)

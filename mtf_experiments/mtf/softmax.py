@@ -16,6 +16,7 @@ from jax import lax
 from mtf_experiments.mtf import collective
 from mtf_experiments.mtf.dimension import Dimension, ShapeError
 from mtf_experiments.mtf.elementwise import logical_and, where
+from mtf_experiments.mtf.record import recorded
 from mtf_experiments.mtf.reduction import reduce_logsumexp, split_over
 from mtf_experiments.mtf.reshape import transpose
 from mtf_experiments.mtf.tensor import NamedTensor
@@ -23,17 +24,20 @@ from mtf_experiments.mtf.tensor import NamedTensor
 Axes = tuple[str, ...]
 
 
+@recorded
 def softmax(x: NamedTensor, dim: Dimension | str) -> NamedTensor:
     """exp(x) / sum(exp(x)) over `dim`. A row that is -inf throughout gives NaN, as 0/0 does."""
     dim = x.shape.find(dim)
     return NamedTensor(_softmax(x.array, x.shape.axis(dim), split_over([dim])), x.shape)
 
 
+@recorded
 def log_softmax(x: NamedTensor, dim: Dimension | str) -> NamedTensor:
     """x - logsumexp(x) over `dim`."""
     return x - reduce_logsumexp(x, dim)
 
 
+@recorded
 def softmax_cross_entropy(
     logits: NamedTensor, labels: NamedTensor, dim: Dimension | str, label_smoothing: float = 0.0
 ) -> NamedTensor:
@@ -48,6 +52,7 @@ def softmax_cross_entropy(
     return smoothed(*softmax_cross_entropy_and_uniform(logits, labels, dim), label_smoothing)
 
 
+@recorded
 def softmax_cross_entropy_and_uniform(
     logits: NamedTensor, labels: NamedTensor, dim: Dimension | str
 ) -> tuple[NamedTensor, NamedTensor]:

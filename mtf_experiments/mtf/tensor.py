@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from mtf_experiments.mtf import collective
 from mtf_experiments.mtf.dimension import Dimension, Shape, ShapeError, union
 from mtf_experiments.mtf.placement import placement
+from mtf_experiments.mtf.record import recorded
 
 Scalar: TypeAlias = int | float | bool
 
@@ -89,6 +90,7 @@ class NamedTensor:
             self._casts.append((trace, missing, array))
         return array
 
+    @recorded
     def astype(self, dtype: Any) -> NamedTensor:
         """The tensor with elements of `dtype`."""
         return self if self.dtype == dtype else NamedTensor(self.array.astype(dtype), self.shape)
@@ -179,6 +181,7 @@ def broadcast_shape(operands: Sequence[NamedTensor], output_shape: Iterable[Dime
     )
 
 
+@recorded
 def apply(
     function: Callable[..., jax.Array], *operands: Any, output_shape: Iterable[Dimension] | None = None
 ) -> NamedTensor:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mtf_experiments.mtf import Collective, Ledger
+from mtf_experiments.mtf import Collective, Ledger, Product
 from mtf_experiments.mtf.ledger import dearest
 
 _KINDS = {
@@ -130,7 +130,9 @@ def _count_instruction(
         (_, left), *_ = _operand_arrays(computation, instruction)
         contracted = re.search(r"lhs_contracting_dims=\{([0-9,]*)\}", instruction.attributes)
         depth = math.prod(left[int(i)] for i in contracted[1].split(",") if i) if contracted else 1
-        return Ledger(flops=2 * depth * math.prod(instruction.arrays[0][1]))
+        (dtype, sizes), operands = instruction.arrays[0], _operand_arrays(computation, instruction)
+        read = sum(math.prod(shape) * _bytes(kind) for kind, shape in [*operands, instruction.arrays[0]])
+        return Ledger(products=(Product(2 * depth * math.prod(sizes), read, dtype, 1),))
     called = dict(_REFERENCE.findall(instruction.attributes))
     if opcode == "while":
         condition, body = (_count(computations, called[part], mesh) for part in ("condition", "body"))
