@@ -1,7 +1,8 @@
-"""What a program holds in memory at its fullest moment: liveness of the values of a traced program on one processor.
+"""What a program holds in memory at its fullest moment, and moves through it: the values of a traced program, one by one.
 
-    peak = peak_memory(programs.gradient_program, *programs.abstract_gradient_arguments())
-    peak.bytes, peak.held      # the sum, and the largest of what makes it up
+    found = footprint(programs.gradient_program, *programs.abstract_gradient_arguments())
+    found.peak, found.held     # bytes on one processor, and what makes them up
+    found.traffic              # bytes read and written
 
 The model of a compiler behind it: operations run in the order of the trace; a component-wise result is not stored but
 computed where it is used, unless what reads it needs it in memory (a matrix product, a collective, a loop, a lookup);
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -26,15 +27,18 @@ _SAME_STORAGE = frozenset(
     random_wrap random_unwrap""".split()
 )
 """Primitives whose result is their operand in another guise."""
-_STORING = frozenset(
+_LOOPS = frozenset("scan while".split())
+_FILLING = frozenset("scatter scatter-add scatter-mul scatter-min scatter-max dynamic_update_slice".split())
+"""Primitives that write a part of their first operand, in its place."""
+_COUNTED_ELSEWHERE = frozenset(
     """dot_general conv_general_dilated psum psum_invariant pmax pmin all_gather all_gather_invariant reduce_scatter
-    all_to_all ppermute gather scatter scatter-add scatter-mul scatter-min scatter-max sort top_k dynamic_update_slice
-    while scan cond custom_call""".split()
+    all_to_all ppermute""".split()
 )
+"""Matrix products and collectives: the ledger has what they move."""
+_STORING = _COUNTED_ELSEWHERE | _LOOPS | _FILLING | frozenset("gather sort top_k cond".split())
 """Primitives that want their operands in memory and put their results there."""
 _REDUCING = frozenset("reduce_sum reduce_max reduce_min reduce_and reduce_or reduce_prod argmax argmin cumsum".split())
 """Primitives that compute what they read on the way, and store their result."""
-_IN_PLACE = frozenset("scatter scatter-add scatter-mul scatter-min scatter-max dynamic_update_slice scan while".split())
 
 
 @dataclass(eq=False)
@@ -56,30 +60,35 @@ class _Operation:
     name: str
     inputs: list[_Value]
     outputs: list[_Value]
-    inside: Peak
+    inside: Footprint
 
     @property
     def may_write_over(self) -> bool:
         """Whether a result may take the place of an operand."""
-        return self.name not in _STORING or self.name in _IN_PLACE
+        return self.name not in _STORING or self.name in _LOOPS | _FILLING
 
 
 @dataclass(frozen=True)
-class Peak:
-    """The fullest moment: `bytes` in all, and what makes them up by what computed it, largest first."""
+class Footprint:
+    """Bytes of one processor.
 
-    bytes: int = 0
+    `peak`: at the fullest moment; `held`: what makes that up, by what computed it, largest first. `traffic`: what all but
+    matrix products and collectives reads and writes.
+    """
+
+    peak: int = 0
     held: tuple[tuple[str, int], ...] = ()
+    traffic: int = 0
 
 
-def peak_memory(function: Callable[..., Any], *arguments: Any) -> Peak:
-    """The bytes that one processor holds at the fullest moment of `function`, besides its arguments; results included.
+def footprint(function: Callable[..., Any], *arguments: Any) -> Footprint:
+    """What one processor holds at the fullest moment of `function` besides its arguments (results included), and moves.
 
     What counts are the slices inside the `spmd` program that `function` is; arguments may be shapes.
     """
     jaxpr = jax.make_jaxpr(lambda *a: function(*a))(*arguments).jaxpr
     live, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
-    return _peak(_slices(live) or live)
+    return _footprint(_slices(live) or live)
 
 
 def _slices(jaxpr: Jaxpr) -> Jaxpr | None:
@@ -123,7 +132,7 @@ class _Flat:
     def _operation(self, equation: JaxprEqn, operands: list[_Value], subs: list[Jaxpr]) -> list[_Value]:
         name = equation.primitive.name
         label = f"{name} {equation.source_info.name_stack}".strip()
-        inside = max((_inside(equation, sub) for sub in subs), key=lambda peak: peak.bytes, default=Peak())
+        inside = max((_inside(equation, sub) for sub in subs), key=lambda found: found.peak, default=Footprint())
         operation = _Operation(len(self.operations), name, operands, [], inside)
         operation.outputs = [_Value(_bytes(v), label, operation) for v in equation.outvars]
         for value in operands:
@@ -132,16 +141,17 @@ class _Flat:
         return operation.outputs
 
 
-def _inside(equation: JaxprEqn, body: Jaxpr) -> Peak:
-    """What a loop's body or a branch holds besides its inputs and outputs."""
+def _inside(equation: JaxprEqn, body: Jaxpr) -> Footprint:
+    """What a loop's body or a branch holds besides its inputs and outputs, and what all its runs move."""
     if equation.primitive.name != "scan":
-        return _peak(body)
+        return _footprint(body)
     carried = equation.params["num_carry"]
-    return _peak(body, whole_inputs=equation.params["num_consts"] + carried, whole_outputs=carried)
+    once = _footprint(body, whole_inputs=equation.params["num_consts"] + carried, whole_outputs=carried)
+    return replace(once, traffic=once.traffic * equation.params["length"])
 
 
-def _peak(jaxpr: Jaxpr, whole_inputs: int | None = None, whole_outputs: int | None = None) -> Peak:
-    """The peak of a program; inputs and outputs after the first so many are slices of the stacks of a loop."""
+def _footprint(jaxpr: Jaxpr, whole_inputs: int | None = None, whole_outputs: int | None = None) -> Footprint:
+    """That of a program; inputs and outputs after the first so many are slices of the stacks of a loop."""
     flat = _Flat(jaxpr)
     sliced = set() if whole_inputs is None else set(flat.inputs[whole_inputs:])
     stacked = set() if whole_outputs is None else set(flat.outputs[whole_outputs:])
@@ -167,7 +177,7 @@ def _peak(jaxpr: Jaxpr, whole_inputs: int | None = None, whole_outputs: int | No
         if stored[value]:
             dying.setdefault(last_use[value], []).append(value)
     live: dict[_Value, int] = {}
-    best, now = Peak(), 0
+    peak, held, now = 0, (), 0
     for operation in flat.operations:
         arriving = [v for v in operation.inputs if v in sliced and stored[v] and v not in live]
         ends = [v for v in dying.get(operation.position, ()) if v in live]
@@ -180,14 +190,34 @@ def _peak(jaxpr: Jaxpr, whole_inputs: int | None = None, whole_outputs: int | No
             else:
                 places.remove(place)
                 live[value] = live.pop(place)
-        if now + operation.inside.bytes > best.bytes:
-            best = Peak(now + operation.inside.bytes, _by_label(live, operation.inside))
+        if now + operation.inside.peak > peak:
+            peak, held = now + operation.inside.peak, _by_label(live, operation.inside)
         for value in dying.get(operation.position, ()):
             now -= live.pop(value, 0)
-    return best
+    return Footprint(peak, held, sum(_traffic(operation, stored) for operation in flat.operations))
 
 
-def _by_label(live: dict[_Value, int], inside: Peak) -> tuple[tuple[str, int], ...]:
+def _traffic(operation: _Operation, stored: dict[_Value, bool]) -> int:
+    """Bytes that an operation reads and writes; of a table or stack only the part that it looks up or fills."""
+    written = sum(v.bytes for v in operation.outputs if stored[v])
+    if operation.name in _COUNTED_ELSEWHERE | _LOOPS or not written:
+        return operation.inside.traffic
+    if operation.name == "gather":
+        return 2 * written
+    if operation.name in _FILLING:
+        return 2 * max(v.bytes for v in operation.inputs[1:])
+    sources: set[_Value] = set()
+    pending = list(operation.inputs)
+    while pending:
+        value = pending.pop()
+        if stored.get(value, True):
+            sources.add(value)
+        elif value.producer is not None:
+            pending += value.producer.inputs
+    return written + sum(v.bytes for v in sources)
+
+
+def _by_label(live: dict[_Value, int], inside: Footprint) -> tuple[tuple[str, int], ...]:
     held = dict(inside.held)
     for value, amount in live.items():
         held[value.label] = held.get(value.label, 0) + amount
