@@ -6,7 +6,7 @@ import importlib.util  # noqa: F401  (gin uses it without importing it)
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import gin
 
@@ -203,11 +203,16 @@ def load(gin_files: Sequence[str], gin_params: Sequence[str]) -> Experiment:
 
     Raises UserError, with file and line, for anything misspelt, of a wrong type, missing, or not read by anything.
     """
+    return load_all(gin_files, gin_params, [Experiment])[0]
+
+
+def load_all(gin_files: Sequence[str], gin_params: Sequence[str], roots: Sequence[type]) -> list[Any]:
+    """The objects of the classes `roots` that `gin_files` and `gin_params` describe. Raises UserError as `load` does."""
     config.load(gin_files, gin_params)
     config.check_types()
-    experiment = config.build(Experiment)
+    built = [config.build(root) for root in roots]
     config.check_all_read()
-    return experiment
+    return built
 
 
 def _at(*names: str) -> str:

@@ -22,9 +22,9 @@ def main(argv: list[str]) -> None:
 
     from mtf_experiments import config, experiment, mtf
     from mtf_experiments.files import write_text
+    from mtf_experiments.planning.forecast import forecast
     from mtf_experiments.reporting import console
     from mtf_experiments.reporting.run_directory import RunDirectory, describe_environment
-    from mtf_experiments.training.startup import forecast
 
     exp = experiment.load(args.gin_file, args.gin_param)
     if args.dry_run:

@@ -53,7 +53,7 @@ from mtf_experiments.mtf.elementwise import (
 )
 from mtf_experiments.mtf.indexing import arange, cumsum, gather, index, one_hot, shift, slice_dimension, update_slice
 from mtf_experiments.mtf.layout import Layout, LayoutError, MeshShape
-from mtf_experiments.mtf.ledger import Collective, Ledger, Product, ledger, trace_ledger
+from mtf_experiments.mtf.ledger import Collective, Ledger, Product, ledger, ledger_of, trace, trace_ledger
 from mtf_experiments.mtf.placement import placement
 from mtf_experiments.mtf.program import (
     abstract_mesh,

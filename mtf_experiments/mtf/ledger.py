@@ -201,9 +201,18 @@ def trace_ledger(function: Callable[..., Any], *arguments: Any) -> Ledger:
 
     Matrix products outside `spmd` are counted whole, as if every processor did them.
     """
+    return ledger_of(trace(function, *arguments))
+
+
+def trace(function: Callable[..., Any], *arguments: Any) -> Jaxpr:
+    """The program of `function` without what its results do not need; arguments may be shapes."""
     jaxpr = jax.make_jaxpr(lambda *a: function(*a))(*arguments).jaxpr
-    live, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
-    return _count(live, {}, "")
+    return dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0]
+
+
+def ledger_of(program: Jaxpr) -> Ledger:
+    """The ledger of a program that `trace` made."""
+    return _count(program, {}, "")
 
 
 def _count(jaxpr: Jaxpr, mesh: Mapping[str, int], scope: str) -> Ledger:

@@ -139,7 +139,9 @@ def recorded(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def operation(*args: P.args, **kwargs: P.kwargs) -> R:
         recorder = placement().recorder
-        return function(*args, **kwargs) if recorder is None else recorder.call(function.__name__, function, args, kwargs)
+        return (
+            function(*args, **kwargs) if recorder is None else recorder.call(function.__name__, function, args, kwargs)
+        )
 
     return operation
 

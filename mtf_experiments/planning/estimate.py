@@ -34,10 +34,12 @@ class Estimator:
         self.record, self.summed, self.microbatches = record, tuple(summed), microbatches
         self._shapes = {t.shape for t in record.tensors}
         self._products = [Shape(_union(op, record)) for op in record.operations if op.name in ("einsum", "gather")]
+        self._sizes: dict[str, set[int]] = {}
+        for shape in self._shapes:
+            for d in shape:
+                self._sizes.setdefault(d.name, set()).add(d.size)
         self._looped = {d for op in record.operations if op.name == "slice_of_loop" for d in _sliced(op, record)}
-        self._parameters = [
-            i for i in record.arguments if np.issubdtype(record.tensors[i].dtype, np.floating)
-        ]
+        self._parameters = [i for i in record.arguments if np.issubdtype(record.tensors[i].dtype, np.floating)]
         self._gradients = set(self._parameters)
         self._of_parameters = set(self._parameters)  # depend on nothing but parameters
         for op in record.operations:
@@ -62,12 +64,32 @@ class Estimator:
         for shape in self._products:
             layout.check_shape(shape, mesh)
 
+    def together(self) -> dict[str, set[str]]:
+        """For each dimension those that it meets in a tensor, a product or a lookup: no two on one mesh dimension."""
+        met: dict[str, set[str]] = {name: set() for name in self.dimensions}
+        for shape in (*self._shapes, *self._products):
+            for name in set(shape.names) & set(met):
+                met[name].update(set(shape.names) - {name})
+        return met
+
+    def divides(self, name: str, processors: int) -> bool:
+        """Whether a dimension of this name has, in every tensor, a size that divides over so many processors."""
+        return all(size % processors == 0 for size in self._sizes[name])
+
     def ledger(self, mesh: MeshShape, layout: Layout) -> Ledger:
         """Collectives and matrix products of one step on each processor, forward and backward."""
+        return self._run(mesh, layout).finished()
+
+    def products(self, mesh: MeshShape, layout: Layout) -> list[tuple[Operation, Product]]:
+        """The einsums of the program, each with its products of forward and backward pass in one step."""
+        einsums = [op for op in self.record.operations if op.name == "einsum"]
+        return list(zip(einsums, self._run(mesh, layout).products, strict=True))
+
+    def _run(self, mesh: MeshShape, layout: Layout) -> _Run:
         run = _Run(self, mesh, layout)
         for op in self.record.operations:
             run.operation(op)
-        return run.finished()
+        return run
 
     def traffic(self, mesh: MeshShape, layout: Layout) -> int:
         """Bytes that all but products and collectives read and write, roughly: each value that is computed from activations
@@ -142,7 +164,9 @@ class _Run:
         missing = axes - self.varies(tensor)
         if missing and tensor in self.of._gradients and (tensor, missing, repeats) not in self.casts:
             self.casts.add((tensor, missing, repeats))
-            self.collect("allreduce", missing, self.elements(self.shape(tensor)), self.itemsize(tensor), self.runs(repeats))
+            self.collect(
+                "allreduce", missing, self.elements(self.shape(tensor)), self.itemsize(tensor), self.runs(repeats)
+            )
 
     def runs(self, repeats: int) -> int:
         return repeats * self.of.microbatches
@@ -170,7 +194,9 @@ class _Run:
         old, local = list(old), self.elements(before)
         for i, a in enumerate(old):
             if a and a in new and new.index(a) != i and len(old) == len(new) and old[new.index(a)] is None:
-                self.collect("alltoall", frozenset([a]), local, itemsize, (2 if backward else 1) * self.runs(op.repeats))
+                self.collect(
+                    "alltoall", frozenset([a]), local, itemsize, (2 if backward else 1) * self.runs(op.repeats)
+                )
                 old[new.index(a)], old[i] = a, None
         for i, a in enumerate(old):
             if a and (i >= len(new) or new[i] != a):

@@ -64,7 +64,9 @@ class Hardware:
         """Raises UserError if the machine has no place for the mesh."""
         for level in self.levels:
             if level.kind not in (RING, SWITCH):
-                raise UserError(f"hardware {self.name}: level {level.name} is a {level.kind!r}; want {RING!r} or {SWITCH!r}")
+                raise UserError(
+                    f"hardware {self.name}: level {level.name} is a {level.kind!r}; want {RING!r} or {SWITCH!r}"
+                )
         most, wanted = math.prod(level.size for level in self.levels), math.prod(mesh.values())
         if wanted > most:
             sizes = " x ".join(f"{level.size} ({level.name})" for level in self.levels) or "1"

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
-from jax.interpreters.partial_eval import dce_jaxpr
+
+from mtf_experiments import mtf
 
 _SAME_STORAGE = frozenset(
     """reshape squeeze expand_dims pvary pcast name stop_gradient transpose copy copy_p optimization_barrier
@@ -86,9 +86,12 @@ def footprint(function: Callable[..., Any], *arguments: Any) -> Footprint:
 
     What counts are the slices inside the `spmd` program that `function` is; arguments may be shapes.
     """
-    jaxpr = jax.make_jaxpr(lambda *a: function(*a))(*arguments).jaxpr
-    live, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
-    return _footprint(_slices(live) or live)
+    return footprint_of(mtf.trace(function, *arguments))
+
+
+def footprint_of(program: Jaxpr) -> Footprint:
+    """The footprint of a program that `mtf.trace` made."""
+    return _footprint(_slices(program) or program)
 
 
 def _slices(jaxpr: Jaxpr) -> Jaxpr | None:
@@ -155,7 +158,9 @@ def _footprint(jaxpr: Jaxpr, whole_inputs: int | None = None, whole_outputs: int
     flat = _Flat(jaxpr)
     sliced = set() if whole_inputs is None else set(flat.inputs[whole_inputs:])
     stacked = set() if whole_outputs is None else set(flat.outputs[whole_outputs:])
-    counted = [v for v in flat.inputs if v in sliced]  # a slice that is read from memory is a copy of its part of the stack
+    counted = [
+        v for v in flat.inputs if v in sliced
+    ]  # a slice that is read from memory is a copy of its part of the stack
     for operation in flat.operations:
         counted += operation.outputs
 

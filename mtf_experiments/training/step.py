@@ -160,10 +160,14 @@ class Programs:
         metrics = {**metrics, "learning_rate": rate, "grad_norm": grad_norm}
         return TrainState(params, opt_state, state.step + 1), metrics
 
-    def compiled_update(self) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
-        """`update`, jitted; it reuses the buffers of the state that it is given."""
+    def compiled_update(self, keep_unused: bool = False) -> Any:
+        """`update`, jitted; it reuses the buffers of the state that it is given.
+
+        With `keep_unused` arguments that it does not read stay arguments of the compiled program.
+        """
         shardings = jax.tree.map(lambda s: s.sharding, self.abstract_state())
-        return jax.jit(self.update, donate_argnums=0, out_shardings=(shardings, self.sharding(mtf.Shape())))
+        results = (shardings, self.sharding(mtf.Shape()))
+        return jax.jit(self.update, donate_argnums=0, out_shardings=results, keep_unused=keep_unused)
 
     def compiled_nll(self, scales: tuple[float, ...]) -> Callable[[Parameters, Batch], mtf.NamedTensor]:
         """NLL of every token without dropout, for each logit scale. f32 `[scales, batch, length]`"""
@@ -173,6 +177,29 @@ class Programs:
             return scaled_token_nll(model(batch), batch["targets"], scales)
 
         return mtf.spmd(nll, self.mesh, self.layout)
+
+    def _losses(
+        self, params: Parameters, batch: Batch, noise: mtf.Random | None
+    ) -> tuple[mtf.NamedTensor, mtf.NamedTensor]:
+        """What is minimised and the NLL, of each token of a microbatch. Both f32 `[batch, length]`"""
+        logits = parameters.merge(self.structure, params)(batch, noise)
+        return token_losses(logits, batch["targets"], self.settings.label_smoothing)
+
+    def record(self) -> mtf.Record:
+        """The record of the loss of one microbatch; of a model without rematerialisation, whose operations are hidden."""
+        microbatches, _ = self.train_rows
+        batch = {
+            feature: mtf.NamedTensor(jax.ShapeDtypeStruct(shape.sizes, jnp.int32), shape)
+            for feature, shape in ((f, s.without(microbatches)) for f, s in self.train_shapes.items())
+        }
+
+        def loss(params: Parameters, batch: Batch, key: jax.Array) -> mtf.NamedTensor:
+            return mtf.reduce_sum(self._losses(params, batch, mtf.Random(key))[0])
+
+        return mtf.record(loss, self.params, batch, parameters.ABSTRACT_KEY)
+
+    SUMMED = ("batch", "length")
+    """Dimensions that the loss is a sum over."""
 
     def _gradients(
         self, params: Parameters, batch: Batch, key: jax.Array, step: jax.Array
@@ -184,15 +211,14 @@ class Programs:
         microbatches, rows = self.train_rows
         # The parameters' gradients stay local through the loop; the transpose of this cast sums them over the processors.
         # Only what the loss is summed over: along a split `inputs_length` the processors share one and the same loss.
-        local, sum_over_processors = jax.vjp(lambda p: mtf.vary_over(p, ["batch", "length"]), params)
+        local, sum_over_processors = jax.vjp(lambda p: mtf.vary_over(p, self.SUMMED), params)
 
         def of_part(part: Any) -> tuple[Parameters, jax.Array, jax.Array]:
             part_batch, number = part
             noise = random.window("batch", number.array * rows.size, rows.size * microbatches.size)
 
             def loss(p: Parameters) -> tuple[jax.Array, jax.Array]:
-                logits = parameters.merge(self.structure, p)(part_batch, noise)
-                minimised, plain = token_losses(logits, part_batch["targets"], self.settings.label_smoothing)
+                minimised, plain = self._losses(p, part_batch, noise)
                 nll = mtf.reduce_sum(plain).array / denominator
                 if minimised is plain:
                     return nll, nll
