@@ -76,13 +76,18 @@ def check_program(function: Callable[..., Any], mesh: MeshShape, layout: Layout,
 
 
 def spmd(
-    function: Callable[..., T], mesh: Mesh | AbstractMesh, layout: Layout | str, donate: tuple[int, ...] = ()
+    function: Callable[..., T],
+    mesh: Mesh | AbstractMesh,
+    layout: Layout | str,
+    donate: tuple[int, ...] = (),
+    checked: Any = None,
 ) -> Callable[..., T]:
     """`function`, written over whole named tensors, as one program for every processor of `mesh`.
 
     Arguments and results are pytrees of NamedTensors (laid out by `layout`) and plain arrays (the same on every
     processor). The layout decides placement and communication, never the result. `donate` numbers arguments whose
-    buffers may be reused. Raises LayoutError when called, before anything is compiled, as `check_program` does.
+    buffers may be reused. Raises LayoutError when called, before anything is compiled, as `check_program` does;
+    `checked` is what that returned for arguments of the same shapes, to spare doing it again.
     """
     layout = Layout(layout) if isinstance(layout, str) else layout
     shape = mesh_shape_of(mesh)
@@ -100,7 +105,7 @@ def spmd(
     def whole(*arguments: Any) -> Any:
         if inside_spmd():
             raise RuntimeError("spmd programs do not nest: call the function itself, it is already laid out")
-        output = check_program(function, shape, layout, *arguments)
+        output = check_program(function, shape, layout, *arguments) if checked is None else checked
         mapped = jax.shard_map(local, mesh=mesh, in_specs=specs(arguments), out_specs=specs(output), check_vma=True)
         return mapped(*arguments)
 

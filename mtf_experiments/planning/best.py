@@ -34,6 +34,8 @@ class Ranked:
     forecast: Forecast
     time: StepTime
     fits: bool
+    squeezed: bool
+    """Whether it needs more rematerialisation or microbatches than the experiment asks for."""
 
     @property
     def seconds(self) -> float:
@@ -109,6 +111,7 @@ def made_to_fit(exp: Experiment, hardware: Hardware, mesh: mtf.MeshShape, layout
     """
     there = replace(exp, mesh_shape=str(mesh), layout=str(layout))
     tried: list[Ranked] = []
+    own = exp.training.microbatches
 
     def attempt(remat: str, microbatches: int) -> Ranked | None:
         changed = on_accelerators(there, remat=remat, microbatches=microbatches)
@@ -117,10 +120,10 @@ def made_to_fit(exp: Experiment, hardware: Hardware, mesh: mtf.MeshShape, layout
         except UserError:  # a batch that does not divide
             return None
         fits = forecast.total_bytes <= hardware.memory
-        tried.append(Ranked(mesh, layout, remat, microbatches, forecast, time, fits))
+        squeezed = (remat, microbatches) != (exp.model.remat, own)
+        tried.append(Ranked(mesh, layout, remat, microbatches, forecast, time, fits, squeezed))
         return tried[-1]
 
-    own = exp.training.microbatches
     first = attempt(exp.model.remat, own)
     if first is None or first.fits:
         return first
@@ -170,6 +173,6 @@ def reason(ranked: Ranked, winner: Ranked, estimator: Estimator, hardware: Hardw
                 worst = max(idle, key=lambda e: e.wasted)
                 text += f" ({worst.name.split(' ')[0]} leaves {' and '.join(worst.unused)} unused)"
         texts.append(text)
-    if (ranked.remat, ranked.microbatches) != (winner.remat, winner.microbatches):
-        texts.append(f"fits only with remat='{ranked.remat}' and {ranked.microbatches} microbatches")
+    if ranked.squeezed and not winner.squeezed:
+        texts.append(f"fits only with remat='{ranked.remat}' and microbatches={ranked.microbatches}")
     return "; ".join(texts) or "a tie"

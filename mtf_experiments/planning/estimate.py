@@ -32,7 +32,7 @@ class Estimator:
 
     def __init__(self, record: Record, summed: Sequence[str] = (), microbatches: int = 1) -> None:
         self.record, self.summed, self.microbatches = record, tuple(summed), microbatches
-        self._shapes = {t.shape for t in record.tensors}
+        self._shapes = list(dict.fromkeys(t.shape for t in record.tensors))
         self._products = [Shape(_union(op, record)) for op in record.operations if op.name in ("einsum", "gather")]
         self._sizes: dict[str, set[int]] = {}
         for shape in self._shapes:

@@ -9,24 +9,26 @@ side of the torus and the cores of a chip, rows along the other side.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import gin
 
 from mtf_experiments.errors import UserError
 
-RING, SWITCH = "ring", "switch"
+RING, LINE, SWITCH = "ring", "line", "switch"
 
 
 @gin.configurable
 @dataclass(frozen=True)
 class Level:
-    """One level of a network: `size` neighbours joined by a `ring` (one side of a torus) or a `switch`.
+    """One level of a network: `size` neighbours joined by a `ring` (one side of a torus), a `switch`, or a `line`.
 
-    `bandwidth`: bytes per second that a device sends through this level when all devices do so at once; of a ring, to
-    both neighbours together. `latency`: seconds for a message to the next neighbour.
+    `bandwidth`: bytes per second that a device sends through this level when all devices do so at once; of a ring or line, to
+    both neighbours together. `latency`: seconds for a message to the next neighbour. A part of at least `closes` neighbours
+    is a ring too; a smaller one is a line (0: all of them are needed).
     """
 
     name: str
@@ -34,6 +36,7 @@ class Level:
     size: int
     bandwidth: float
     latency: float = 1e-6
+    closes: int = 0
 
 
 @gin.configurable
@@ -63,9 +66,9 @@ class Hardware:
     def check(self, mesh: Mapping[str, int]) -> None:
         """Raises UserError if the machine has no place for the mesh."""
         for level in self.levels:
-            if level.kind not in (RING, SWITCH):
+            if level.kind not in (RING, LINE, SWITCH):
                 raise UserError(
-                    f"hardware {self.name}: level {level.name} is a {level.kind!r}; want {RING!r} or {SWITCH!r}"
+                    f"hardware {self.name}: level {level.name} is a {level.kind!r}; want {RING!r}, {LINE!r} or {SWITCH!r}"
                 )
         most, wanted = math.prod(level.size for level in self.levels), math.prod(mesh.values())
         if wanted > most:
@@ -75,53 +78,79 @@ class Hardware:
                 f"{';'.join(f'{n}:{s}' for n, s in mesh.items())} has {wanted:,}"
             )
 
+    def slice(self, processors: int) -> list[Level]:
+        """The levels of the part of the machine that so many processors get: whole inner levels, the torus as square as can be.
+
+        A side that is shorter than `closes` is a line.
+        """
+        levels, left = [], processors
+        for kind, group in itertools.groupby(reversed(self.levels), key=lambda level: level.kind):
+            members = list(group)  # innermost first
+            for level, size in zip(members, _sides(left, [m.size for m in members], square=kind != SWITCH), strict=True):
+                has_ends = kind == RING and 1 < size < (level.closes or level.size)
+                levels.insert(0, replace(level, size=size, kind=LINE if has_ends else kind))
+                left = -(-left // size)
+        return levels
+
     def hops(self, mesh: Mapping[str, int], dimensions: Sequence[str]) -> list[Hop]:
         """What a collective over the mesh `dimensions` crosses, innermost first.
 
-        A mesh dimension whose size fills more than one level crosses each of them in its turn.
+        A mesh dimension whose size fills more than one level crosses each of them in its turn; one that fills a part of a
+        ring shares its links with the groups that lie between its members.
         """
+        levels = self.slice(math.prod(mesh.values()))
         hops: list[Hop] = []
         stride = 1
         for name in reversed(list(mesh)):
             if name in dimensions:
-                hops += self._span(stride, mesh[name])
+                hops += _span(levels, stride, mesh[name])
             stride *= mesh[name]
         return hops
 
-    def _span(self, stride: int, size: int) -> list[Hop]:
-        """The parts of the levels that a dimension of `size` takes whose neighbours lie `stride` processors apart."""
-        hops, below = [], 1
-        for level in reversed(self.levels):
-            top = below * level.size
-            first, last = max(stride, below), min(stride * size, top)
-            if last > first:
-                part = -(-last // first)
-                hops.append(Hop(level, part, max(1, stride // below), part == level.size))
-            below = top
-        if below < stride * size and hops:  # sizes that are no factors of the levels: the rest crosses the outermost
-            missing = -(-size // math.prod(h.size for h in hops))
-            hops[-1] = Hop(hops[-1].level, hops[-1].size * missing, hops[-1].sharing, hops[-1].closed)
-        return hops
+
+def _sides(processors: int, most: Sequence[int], square: bool) -> list[int]:
+    """Sizes, none above `most`, whose product holds so many processors: as equal as can be, or the first ones full."""
+    if not square:
+        sizes = []
+        for limit in most:
+            sizes.append(min(limit, processors))
+            processors = -(-processors // sizes[-1])
+        return sizes
+    options = itertools.product(*([k for k in range(1, m + 1) if m % k == 0 or processors % k == 0] for m in most))
+    enough = [o for o in options if math.prod(o) >= min(processors, math.prod(most))]
+    return list(min(enough, key=lambda o: (math.prod(o), max(o), [-k for k in o])))
+
+
+def _span(levels: Sequence[Level], stride: int, size: int) -> list[Hop]:
+    """The parts of the levels that a dimension of `size` takes whose neighbours lie `stride` processors apart."""
+    hops, below = [], 1
+    for level in reversed(levels):
+        top = below * level.size
+        first, last = max(stride, below), min(stride * size, top)
+        if last > first:
+            hops.append(Hop(level, -(-last // first), max(1, stride // below)))
+        below = top
+    if hops and math.prod(hop.size for hop in hops) < size:  # sizes that are no factors of the levels
+        rest = -(-size // math.prod(hop.size for hop in hops[:-1]))
+        hops[-1] = replace(hops[-1], size=rest)
+    return hops
 
 
 @dataclass(frozen=True)
 class Hop:
-    """The part of a level that a collective crosses: `size` members. `sharing` groups use the same links of a ring at once.
-
-    `closed`: the ring is used all around, so that both directions help; in a part of one, only one does.
-    """
+    """The part of a level that a collective crosses: `size` members; `sharing` groups use the same links of a ring at once."""
 
     level: Level
     size: int
     sharing: int
-    closed: bool
 
     @property
     def bandwidth(self) -> float:
-        """Bytes per second that a member sends."""
-        if self.level.kind == SWITCH:
+        """Bytes per second that a member sends. Only around a whole ring do both directions of its links help."""
+        if self.level.kind == SWITCH or self.size == 1:
             return self.level.bandwidth
-        return self.level.bandwidth / self.sharing / (1 if self.closed or self.size == 1 else 2)
+        whole = self.level.kind == RING and self.size == self.level.size
+        return self.level.bandwidth / self.sharing / (1 if whole else 2)
 
 
 def collective_seconds(kind: str, size: float, hops: Sequence[Hop]) -> float:
@@ -129,11 +158,9 @@ def collective_seconds(kind: str, size: float, hops: Sequence[Hop]) -> float:
 
     Ring algorithms, level by level (Thakur, Rabenseifner and Gropp 2005): of n members an allreduce takes
     2 (n-1)/n size / bandwidth, an allgather or reduce-scatter half of that. Over several levels an allreduce is a
-    reduce-scatter inside, an allreduce of the parts outside, an allgather inside. In an alltoall every byte travels
-    n/4 links on average of a closed ring and the two directions share it: n/4 size / bandwidth; through a switch
-    (n-1)/n size / bandwidth. An exchange sends `size` to one neighbour.
+    reduce-scatter inside, an allreduce of the parts outside, an allgather inside. In an alltoall every byte travels n/4
+    links on average, and the two directions share it: n/4 size / bandwidth; through a switch (n-1)/n size / bandwidth. An exchange sends `size` to one neighbour.
     """
-    n = math.prod(hop.size for hop in hops)
     seconds, part = 0.0, size
     for hop in hops:
         k, share = hop.size, (hop.size - 1) / hop.size
@@ -142,10 +169,10 @@ def collective_seconds(kind: str, size: float, hops: Sequence[Hop]) -> float:
             seconds += rounds * (share * part / hop.bandwidth + (k - 1) * hop.level.latency)
             part /= k
         elif kind == "alltoall":
-            distance = max(k / 4, share) if hop.level.kind == RING else share
+            distance = max(k / 4, share) if hop.level.kind != SWITCH else share
             seconds += distance * size / hop.bandwidth + (k - 1) * hop.level.latency
         elif kind == "exchange":
             seconds = max(seconds, size / hop.bandwidth + hop.level.latency)
         else:
-            raise ValueError(f"unknown collective {kind} over {n} processors")
+            raise ValueError(f"unknown kind of collective: {kind}")
     return seconds

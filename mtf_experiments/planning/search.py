@@ -99,7 +99,7 @@ def layouts(estimator: Estimator, mesh: MeshShape) -> Iterator[Layout]:
 
     def extend(i: int, rules: dict[str, str]) -> Iterator[Layout]:
         if i == len(dimensions):
-            yield Layout(dict(rules))
+            yield Layout(dict(sorted(rules.items(), key=lambda rule: used.index(rule[1]))))
             return
         yield from extend(i + 1, rules)
         name, _ = dimensions[i]

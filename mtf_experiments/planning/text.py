@@ -58,7 +58,7 @@ def _hardware(plan: Plan) -> str:
         if plan.mesh[name] > 1 and hops:
             parts = " and ".join(
                 f"{hop.size} along {hop.level.name} ({hop.level.kind}, {rate(hop.bandwidth, 'B/s')} a device"
-                f"{f', links shared by {hop.sharing}' if hop.sharing > 1 and hop.level.kind == 'ring' else ''})"
+                f"{f', links shared by {hop.sharing}' if hop.sharing > 1 and hop.level.kind != 'switch' else ''})"
                 for hop in reversed(hops)
                 if hop.size > 1
             )

@@ -54,6 +54,9 @@ class Programs:
     the model, before anything is compiled.
     """
 
+    SUMMED = ("batch", "length")
+    """Dimensions that the loss is a sum over."""
+
     def __init__(
         self,
         model: Any,
@@ -75,8 +78,8 @@ class Programs:
             mtf.Dimension("batch", settings.batch_size // settings.microbatches),
         )
         self.train_shapes = self._shapes(self.train_rows, "of training rows")
-        mtf.check_program(self._gradients, self.mesh_shape, layout, *self.abstract_gradient_arguments())
-        self.gradient_program = mtf.spmd(self._gradients, mesh, layout)
+        checked = mtf.check_program(self._gradients, self.mesh_shape, layout, *self.abstract_gradient_arguments())
+        self.gradient_program = mtf.spmd(self._gradients, mesh, layout, checked=checked)
         # Initialisation knows parameters only, so rules for activations have nothing to match there.
         self.lenient_layout = mtf.Layout({f"{name}": axis for name, axis in layout.items()})
         self.lenient_layout.optional.update(layout)
@@ -197,9 +200,6 @@ class Programs:
             return mtf.reduce_sum(self._losses(params, batch, mtf.Random(key))[0])
 
         return mtf.record(loss, self.params, batch, parameters.ABSTRACT_KEY)
-
-    SUMMED = ("batch", "length")
-    """Dimensions that the loss is a sum over."""
 
     def _gradients(
         self, params: Parameters, batch: Batch, key: jax.Array, step: jax.Array
