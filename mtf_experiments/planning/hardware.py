@@ -9,9 +9,10 @@ side of the torus and the cores of a chip, rows along the other side.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import gin
@@ -46,8 +47,9 @@ class Hardware:
 
     `float32_flops` and `bfloat16_flops`: peak FLOP/s of matrix products whose operands are of that type, at JAX's default
     precision. `attainable` is the part of the peak that a large product reaches. `memory` is what a program may use, in
-    bytes; `memory_bandwidth` in bytes per second. `topology`, where there is one, is the name that the TPU compiler
-    has for this machine at its largest.
+    bytes; `memory_bandwidth` in bytes per second. `topology`, where there is one, is the name that the TPU compiler has for
+    this machine at its largest. With `any_order` the mesh may be laid over the levels in any order, as `jax.make_mesh` does on
+    TPUs.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Hardware:
     levels: Sequence[Level] = ()
     attainable: float = 1.0
     topology: str = ""
+    any_order: bool = False
 
     def peak(self, dtype: str) -> float:
         """Peak FLOP/s of products of operands of `dtype`."""
@@ -78,47 +81,59 @@ class Hardware:
                 f"{';'.join(f'{n}:{s}' for n, s in mesh.items())} has {wanted:,}"
             )
 
-    def slice(self, processors: int) -> list[Level]:
-        """The levels of the part of the machine that so many processors get: whole inner levels, the torus as square as can be.
-
-        A side that is shorter than `closes` is a line.
-        """
-        levels, left = [], processors
-        for kind, group in itertools.groupby(reversed(self.levels), key=lambda level: level.kind):
-            members = list(group)  # innermost first
-            for level, size in zip(members, _sides(left, [m.size for m in members], square=kind != SWITCH), strict=True):
-                has_ends = kind == RING and 1 < size < (level.closes or level.size)
-                levels.insert(0, replace(level, size=size, kind=LINE if has_ends else kind))
-                left = -(-left // size)
-        return levels
-
     def hops(self, mesh: Mapping[str, int], dimensions: Sequence[str]) -> list[Hop]:
         """What a collective over the mesh `dimensions` crosses, innermost first.
 
         A mesh dimension whose size fills more than one level crosses each of them in its turn; one that fills a part of a
         ring shares its links with the groups that lie between its members.
         """
-        levels = self.slice(math.prod(mesh.values()))
-        hops: list[Hop] = []
-        stride = 1
-        for name in reversed(list(mesh)):
-            if name in dimensions:
-                hops += _span(levels, stride, mesh[name])
-            stride *= mesh[name]
-        return hops
+        along = _laid_over(tuple(self.levels), self.any_order, tuple(mesh.items()))
+        return [hop for name in reversed(list(mesh)) if name in dimensions for hop in along[name]]
 
 
-def _sides(processors: int, most: Sequence[int], square: bool) -> list[int]:
-    """Sizes, none above `most`, whose product holds so many processors: as equal as can be, or the first ones full."""
-    if not square:
-        sizes = []
-        for limit in most:
-            sizes.append(min(limit, processors))
-            processors = -(-processors // sizes[-1])
-        return sizes
-    options = itertools.product(*([k for k in range(1, m + 1) if m % k == 0 or processors % k == 0] for m in most))
-    enough = [o for o in options if math.prod(o) >= min(processors, math.prod(most))]
-    return list(min(enough, key=lambda o: (math.prod(o), max(o), [-k for k in o])))
+@functools.cache
+def _laid_over(
+    levels: tuple[Level, ...], any_order: bool, mesh: tuple[tuple[str, int], ...]
+) -> Mapping[str, tuple[Hop, ...]]:
+    """What each mesh dimension crosses, innermost first, in the part of the machine that so many processors get.
+
+    That part has whole inner switches and as square a part of the torus as can be; of several, and of several orders, that
+    in which mesh dimensions cross fewest levels.
+    """
+    processors = math.prod(size for _, size in mesh)
+
+    def cost(option: tuple[Level, ...]) -> tuple[int, int, int]:
+        hops = [hop for found in _along(option, mesh).values() for hop in found if hop.size > 1]
+        return len(hops), math.prod(level.size for level in option), max(level.size for level in option)
+
+    orders = itertools.permutations(levels) if any_order else [levels]
+    options = [part for order in orders for part in _parts(order, processors)]
+    return _along(min(options, key=cost), mesh) if levels else {name: () for name, _ in mesh}
+
+
+def _parts(levels: tuple[Level, ...], processors: int) -> Iterator[tuple[Level, ...]]:
+    """The ways to take so many processors of a machine. A side of a torus shorter than `closes` is a line."""
+    if not levels:
+        yield ()
+        return
+    *outer, inner = levels
+    sizes = [min(inner.size, processors)]
+    if inner.kind != SWITCH:
+        sizes = [k for k in range(1, inner.size + 1) if inner.size % k == 0 or processors % k == 0]
+    for size in sizes:
+        left = -(-processors // size)
+        if left <= math.prod(level.size for level in outer):
+            has_ends = inner.kind == RING and 1 < size < (inner.closes or inner.size)
+            here = replace(inner, size=size, kind=LINE if has_ends else inner.kind)
+            yield from ((*part, here) for part in _parts(tuple(outer), left))
+
+
+def _along(levels: Sequence[Level], mesh: Sequence[tuple[str, int]]) -> dict[str, tuple[Hop, ...]]:
+    found, stride = {}, 1
+    for name, size in reversed(mesh):
+        found[name] = tuple(_span(levels, stride, size))
+        stride *= size
+    return found
 
 
 def _span(levels: Sequence[Level], stride: int, size: int) -> list[Hop]:

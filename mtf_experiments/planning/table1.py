@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import gin
 import jax
 import jax.numpy as jnp
 
@@ -104,10 +105,30 @@ def value(terms: Mapping[str, int], sizes: Mapping[str, int]) -> float:
     return total
 
 
-def render_table1(batch: int, io: int, hidden: int, rows: int, cols: int, planes: int) -> str:
-    """Table 1 in symbols and, for these sizes on so many processors, in numbers."""
-    sizes = {"b": batch, "d": io, "h": hidden, "n": rows * cols * planes, "r": rows, "c": cols, "p": planes}
-    two = {**sizes, "c": cols * planes}  # two mesh dimensions share all processors
+@gin.configurable
+@dataclass(frozen=True)
+class Table1:
+    """Table 1, and the sizes for its numbers: those of the layers, and of a mesh of rows x cols x planes processors.
+
+    Two mesh dimensions are rows x (cols planes), one is all.
+    """
+
+    batch: int = 65536
+    io: int = 1024
+    hidden: int = 262144
+    rows: int = 16
+    cols: int = 8
+    planes: int = 4
+
+    def render(self) -> str:
+        """In symbols, and in numbers for these sizes."""
+        return _render(self)
+
+
+def _render(of: Table1) -> str:
+    rows, cols, planes = of.rows, of.cols, of.planes
+    sizes = {"b": of.batch, "d": of.io, "h": of.hidden, "n": rows * cols * planes, "r": rows, "c": cols, "p": planes}
+    two = {**sizes, "c": cols * planes}
     lines: list[Sequence[str]] = [("layout", "compute (FLOPs)", "communication (elements)", "memory (elements)")]
     numbers: list[Sequence[str]] = [("layout", "compute", "communication", "memory", "FLOPs per element")]
     for row in symbolic():
@@ -117,15 +138,11 @@ def render_table1(batch: int, io: int, hidden: int, rows: int, cols: int, planes
         compute, communication, memory = (value(terms, here) for terms in columns)
         intensity = f"{compute / communication:,.0f}" if communication else "no communication"
         numbers.append((row.layout or "(empty)", *(f"{v:,.0f}" for v in (compute, communication, memory)), intensity))
-    return "\n".join(
-        [
-            "Table 1 of the paper: two fully connected layers, one training step (loss, gradients by parameters and input), on each processor.",
-            "b, d, h: sizes of batch, io, hidden; n, r, c, p: processors along all, rows, cols, planes. Terms of the highest order are the paper's;",
-            "factors and lower terms are what the traced program really does.",
-            "",
-            table(lines),
-            "",
-            f"b = {batch:,}, d = {io:,}, h = {hidden:,}, n = {sizes['n']} = {rows} x {cols * planes} = {rows} x {cols} x {planes}:",
-            table(numbers, right=(1, 2, 3, 4)),
-        ]
-    )
+    head = [
+        "Table 1 of the paper: two fully connected layers, one training step (loss, gradients by parameters and by input),",
+        "on each processor. b, d, h: sizes of batch, io, hidden; n, r, c, p: processors along all, rows, cols, planes.",
+        "The terms of the highest order are the paper's; factors and lower terms are what the traced program really does.",
+    ]
+    shape = f"n = {sizes['n']} = {rows} x {cols * planes} = {rows} x {cols} x {planes}"
+    values = f"b = {of.batch:,}, d = {of.io:,}, h = {of.hidden:,}, {shape}:"
+    return "\n".join([*head, "", table(lines), "", values, table(numbers, right=(1, 2, 3, 4))])

@@ -1,0 +1,186 @@
+"""Studies: many plans, one picture.  A study is a Gin file in `gin/planning/`; its results are a table, JSON and a plot.
+
+python -m mtf_experiments.plan --study=planning/mesh_shapes.gin --output=results/planning
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gin
+
+from mtf_experiments import mtf
+from mtf_experiments.files import write_text
+from mtf_experiments.planning import compilers
+from mtf_experiments.planning.hardware import Hardware
+from mtf_experiments.planning.plan import on_accelerators, timed
+from mtf_experiments.planning.text import duration_of, table
+from mtf_experiments.reporting.console import size
+
+if TYPE_CHECKING:
+    from mtf_experiments.experiment import Experiment
+
+Load = Callable[[Sequence[str], Sequence[str], Sequence[type]], list[Any]]
+_METRICS = {
+    "efficiency": "model FLOP/s, part of the peak",
+    "seconds": "predicted step time (s)",
+    "memory": "predicted memory per device (GiB)",
+}
+
+
+@gin.configurable
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """Plans of one base experiment under many changes.
+
+    `cases` maps a series to its points, a point (its place on the x axis, or a name) to Gin bindings and files on top of `base`:
+    `{"data": {8: ["mesh_shape='rows:8'"]}}`. `metric`, one of efficiency, seconds and memory, is what is drawn;
+    `hardware` and `compile` (the target of a compiler that says whether each point fits) are one for all, or one for each
+    series.
+    """
+
+    title: str
+    base: Sequence[str]
+    hardware: str | Mapping[str, str]
+    cases: Mapping[str, Mapping[Any, Sequence[str]]]
+    metric: str = "efficiency"
+    x: str = ""
+    log_x: bool = False
+    log_y: bool = False
+    compile: str | Mapping[str, str] = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One plan of a study; bytes are those of one device."""
+
+    series: str
+    x: Any
+    processors: int
+    seconds: float
+    efficiency: float
+    communication: float
+    """Share of the step that is communication."""
+    memory: int
+    fits: bool
+    compiled: compilers.Compiled | None
+
+
+def run(study: Study, load: Load, experiment: type) -> list[Point]:
+    """All points of the study. Raises UserError for a case that is no legal experiment."""
+    points = []
+    for series, cases in study.cases.items():
+        for x, bindings in cases.items():
+            files = [_of(study.hardware, series), *study.base]
+            files += [b for b in bindings if b.endswith(".gin")]
+            exp, hardware = load(files, [b for b in bindings if not b.endswith(".gin")], [experiment, Hardware])
+            points.append(_point(series, x, exp, hardware, _of(study.compile, series)))
+    return points
+
+
+def _of(setting: str | Mapping[str, str], series: str) -> str:
+    return setting if isinstance(setting, str) else setting[series]
+
+
+def _point(series: str, x: Any, exp: Experiment, hardware: Hardware, target: str) -> Point:
+    mesh = exp.dry_mesh(None)
+    hardware.check(mesh)
+    forecast, time = timed(exp, mesh, hardware)
+    products = forecast.ledger.products
+    peak = hardware.peak(max(products, key=lambda p: p.flops * p.count).dtype)
+    verdict = compilers.compile_step(on_accelerators(exp).programs, target, mesh) if target else None
+    return Point(
+        series=series,
+        x=x,
+        processors=mesh.processors,
+        seconds=time.seconds,
+        efficiency=exp.flops_per_step / mesh.processors / peak / time.seconds,
+        communication=time.communicating / time.seconds,
+        memory=forecast.total_bytes,
+        fits=forecast.total_bytes <= hardware.memory,
+        compiled=verdict,
+    )
+
+
+def write(study: Study, name: str, points: Sequence[Point], folder: Path) -> list[Path]:
+    """Writes `name`.json, .md and .png into `folder`; returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = [{**vars(p), "compiled": p.compiled and compilers.as_json(p.compiled)} for p in points]
+    paths = [folder / f"{name}.{kind}" for kind in ("json", "md", "png")]
+    about = {"title": study.title, "base": study.base, "hardware": study.hardware, "note": study.note}
+    write_text(paths[0], json.dumps(about | {"points": found}, indent=1) + "\n")
+    write_text(paths[1], markdown(study, name, points))
+    draw(study, points, paths[2])
+    return paths
+
+
+def markdown(study: Study, name: str, points: Sequence[Point]) -> str:
+    """The study as a page: what it is, how it was made, its table."""
+    rows = [("series", study.x or "case", "devices", "step", "efficiency", "communication", "memory", "fits")]
+    for p in points:
+        verdict = "yes" if p.fits else "NO"
+        if p.compiled is not None:
+            verdict = _verdict(p.compiled)
+        row = (p.series, str(p.x), f"{p.processors:,}", duration_of(p.seconds), f"{p.efficiency:.1%}")
+        rows.append((*row, f"{p.communication:.1%}", size(p.memory), verdict))
+    lines = [f"# {study.title}", "", study.note, "", "```", table(rows, right=range(2, 7)), "```", ""]
+    lines += [f"`python -m mtf_experiments.plan --study=planning/{name}.gin --output=results/planning`", ""]
+    return "\n".join(lines)
+
+
+def _verdict(compiled: compilers.Compiled) -> str:
+    if not compiled.fits:
+        return f"NO: {compiled.target.removeprefix('tpu:')} {compiled.reason}"
+    held = (compiled.argument_bytes or 0) + (compiled.temporary_bytes or 0)
+    return f"yes: {compiled.target.removeprefix('tpu:')} {size(held)}"
+
+
+def draw(study: Study, points: Sequence[Point], path: Path) -> None:
+    """The metric of all points, a line for each series; points that do not fit are hollow."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7.5, 4.5), layout="constrained")
+    series = list(dict.fromkeys(p.series for p in points))
+    numeric = all(isinstance(p.x, int | float) for p in points)
+    names = list(dict.fromkeys(p.x for p in points))
+    for number, one in enumerate(series):
+        mine = [p for p in points if p.series == one]
+        xs = [p.x if numeric else names.index(p.x) for p in mine]
+        ys = [p.memory / 2**30 if study.metric == "memory" else getattr(p, study.metric) for p in mine]
+        fits = [p.compiled.fits if p.compiled else p.fits for p in mine]
+        colour = f"C{number}"
+        if numeric:
+            axes.plot(xs, ys, color=colour, linewidth=1.5, label=one)
+        for x, y, fit in zip(xs, ys, fits, strict=True):
+            label = one if not numeric and x == xs[0] else None
+            axes.plot(x, y, "o", color=colour, markerfacecolor=colour if fit else "white", label=label)
+    if study.log_x:
+        axes.set_xscale("log", base=2)
+    if study.log_y:
+        axes.set_yscale("log")
+    elif study.metric != "seconds" or min(p.seconds for p in points) < 0.5 * max(p.seconds for p in points):
+        axes.set_ylim(bottom=0)
+    if numeric:
+        axes.set_xticks(names, [str(n) for n in names], rotation=0)
+        axes.minorticks_off()
+    else:
+        axes.set_xticks(range(len(names)), names, rotation=20, ha="right", fontsize=8)
+    axes.set_xlabel(study.x)
+    axes.set_ylabel(_METRICS[study.metric])
+    axes.set_title(study.title, fontsize=11)
+    axes.grid(alpha=0.3)
+    if len(series) > 1:
+        axes.legend(fontsize=8)
+    hollow = any(not (p.compiled.fits if p.compiled else p.fits) for p in points)
+    if hollow:
+        axes.annotate("hollow: does not fit", (0.01, 0.01), xycoords="axes fraction", fontsize=8, color="0.4")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
