@@ -79,7 +79,9 @@ def main() -> None:
         made = {f: random.integers(1, 300, size).astype(np.int32) for f, size in sizes.items()}
         made["segments"][:] = 1
         made["positions"][:] = np.arange(made["positions"].shape[1])
-        batch = device_batch(lambda wanted, made=made: {f: a[wanted] for f, a in made.items()}, programs.train_shapes, programs.sharding)
+        batch = device_batch(
+            lambda wanted, made=made: {f: a[wanted] for f, a in made.items()}, programs.train_shapes, programs.sharding
+        )
         seconds = []
         for _ in range(args.steps + 1):
             start = time.perf_counter()

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gin
 
-from mtf_experiments import mtf
 from mtf_experiments.files import write_text
 from mtf_experiments.planning import compilers
 from mtf_experiments.planning.hardware import Hardware
@@ -39,6 +38,8 @@ class Study:
 
     `cases` maps a series to its points, a point (its place on the x axis, or a name) to Gin bindings and files on top of `base`:
     `{"data": {8: ["mesh_shape='rows:8'"]}}`. `metric`, one of efficiency, seconds and memory, is what is drawn;
+    With `widths` (macros and their multiples, `{"d_ff": 1024, "num_heads": 1}`) each series has one case, whose widest model
+    that fits is found by bisection; `steps` says in what steps of the multiples it may grow, x is the first macro's value.
     `hardware` and `compile` (the target of a compiler that says whether each point fits) are one for all, or one for each
     series.
     """
@@ -52,6 +53,8 @@ class Study:
     log_x: bool = False
     log_y: bool = False
     compile: str | Mapping[str, str] = ""
+    widths: Mapping[str, int] = field(default_factory=dict)
+    steps: Mapping[str, int] = field(default_factory=dict)
     note: str = ""
 
 
@@ -70,17 +73,51 @@ class Point:
     fits: bool
     compiled: compilers.Compiled | None
 
+    @property
+    def really_fits(self) -> bool:
+        """What the compiler says, where one was asked."""
+        return self.compiled.fits if self.compiled else self.fits
+
 
 def run(study: Study, load: Load, experiment: type) -> list[Point]:
     """All points of the study. Raises UserError for a case that is no legal experiment."""
     points = []
+
+    def plan(series: str, x: Any, bindings: Sequence[str]) -> Point:
+        files = [_of(study.hardware, series), *study.base, *(b for b in bindings if b.endswith(".gin"))]
+        exp, hardware = load(files, [b for b in bindings if not b.endswith(".gin")], [experiment, Hardware])
+        points.append(_point(series, x, exp, hardware, _of(study.compile, series)))
+        return points[-1]
+
     for series, cases in study.cases.items():
         for x, bindings in cases.items():
-            files = [_of(study.hardware, series), *study.base]
-            files += [b for b in bindings if b.endswith(".gin")]
-            exp, hardware = load(files, [b for b in bindings if not b.endswith(".gin")], [experiment, Hardware])
-            points.append(_point(series, x, exp, hardware, _of(study.compile, series)))
+            if study.widths:
+                _bisect(
+                    study, series, lambda w, b, series=series, more=bindings: plan(series, w, [*more, *b]).really_fits
+                )
+                points.sort(key=lambda p: (list(study.cases).index(p.series), p.x))
+            else:
+                plan(series, x, bindings)
     return points
+
+
+def _bisect(study: Study, series: str, fits: Callable[[int, list[str]], bool]) -> None:
+    """Tries widths until that which still fits and that which no longer does are within an eighth of each other."""
+    (_, unit), *_ = study.widths.items()
+    step = study.steps.get(series, 1)
+
+    def at(k: int) -> bool:
+        return fits(k * unit, [f"{macro}={k * multiple}" for macro, multiple in study.widths.items()])
+
+    low, high = 0, step
+    while high < 2**20 and at(high):
+        low, high = high, 2 * high
+    while high - low > max(step, low // 8):
+        middle = (low + high) // 2 // step * step
+        if at(middle):
+            low = middle
+        else:
+            high = middle
 
 
 def _of(setting: str | Mapping[str, str], series: str) -> str:
@@ -146,41 +183,45 @@ def draw(study: Study, points: Sequence[Point], path: Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import FuncFormatter
 
-    figure, axes = plt.subplots(figsize=(7.5, 4.5), layout="constrained")
-    series = list(dict.fromkeys(p.series for p in points))
     numeric = all(isinstance(p.x, int | float) for p in points)
     names = list(dict.fromkeys(p.x for p in points))
-    for number, one in enumerate(series):
-        mine = [p for p in points if p.series == one]
-        xs = [p.x if numeric else names.index(p.x) for p in mine]
-        ys = [p.memory / 2**30 if study.metric == "memory" else getattr(p, study.metric) for p in mine]
-        fits = [p.compiled.fits if p.compiled else p.fits for p in mine]
-        colour = f"C{number}"
-        if numeric:
-            axes.plot(xs, ys, color=colour, linewidth=1.5, label=one)
-        for x, y, fit in zip(xs, ys, fits, strict=True):
-            label = one if not numeric and x == xs[0] else None
-            axes.plot(x, y, "o", color=colour, markerfacecolor=colour if fit else "white", label=label)
-    if study.log_x:
-        axes.set_xscale("log", base=2)
+    figure, axes = plt.subplots(figsize=(8, 4.8) if numeric else (8, 1.6 + 0.32 * len(names)), layout="constrained")
+    for number, one in enumerate(dict.fromkeys(p.series for p in points)):
+        mine, colour = [p for p in points if p.series == one], f"C{number}"
+        places = [p.x if numeric else names.index(p.x) for p in mine]
+        values = [p.memory / 2**30 if study.metric == "memory" else getattr(p, study.metric) for p in mine]
+        xs, ys = (places, values) if numeric else (values, places)
+        axes.plot(xs, ys, "o-" if numeric else "o", color=colour, markerfacecolor="white", label=one)
+        fitting = [i for i, p in enumerate(mine) if p.really_fits]
+        axes.plot([xs[i] for i in fitting], [ys[i] for i in fitting], "o", color=colour)
+    value_axis, set_scale = (axes.yaxis, axes.set_yscale) if numeric else (axes.xaxis, axes.set_xscale)
     if study.log_y:
-        axes.set_yscale("log")
-    elif study.metric != "seconds" or min(p.seconds for p in points) < 0.5 * max(p.seconds for p in points):
-        axes.set_ylim(bottom=0)
-    if numeric:
-        axes.set_xticks(names, [str(n) for n in names], rotation=0)
-        axes.minorticks_off()
+        set_scale("log")
+        value_axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+        value_axis.set_minor_formatter(
+            FuncFormatter(lambda v, _: f"{v:g}" if str(f"{v:g}").lstrip("0.")[0] in "25" else "")
+        )
     else:
-        axes.set_xticks(range(len(names)), names, rotation=20, ha="right", fontsize=8)
-    axes.set_xlabel(study.x)
-    axes.set_ylabel(_METRICS[study.metric])
+        (axes.set_ylim if numeric else axes.set_xlim)(0)
+    if numeric:
+        if study.log_x:
+            axes.set_xscale("log", base=2)
+        if len(names) <= 12:
+            axes.set_xticks(names, [f"{n:,}" for n in names])
+        axes.xaxis.set_minor_locator(plt.NullLocator())
+        axes.set_xlabel(study.x)
+        axes.set_ylabel(_METRICS[study.metric])
+    else:
+        axes.set_yticks(range(len(names)), names)
+        axes.invert_yaxis()
+        axes.set_xlabel(_METRICS[study.metric])
     axes.set_title(study.title, fontsize=11)
     axes.grid(alpha=0.3)
-    if len(series) > 1:
+    if len({p.series for p in points}) > 1:
         axes.legend(fontsize=8)
-    hollow = any(not (p.compiled.fits if p.compiled else p.fits) for p in points)
-    if hollow:
-        axes.annotate("hollow: does not fit", (0.01, 0.01), xycoords="axes fraction", fontsize=8, color="0.4")
+    if not all(p.really_fits for p in points):
+        figure.text(0.01, 0.01, "hollow: does not fit", fontsize=8, color="0.4")
     figure.savefig(path, dpi=120)
     plt.close(figure)

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import gin
 import jax
@@ -123,6 +124,43 @@ class Table1:
     def render(self) -> str:
         """In symbols, and in numbers for these sizes."""
         return _render(self)
+
+
+def draw(path: Path) -> None:
+    """The efficiency condition (paper, section 5): FLOPs per element communicated, on r = c = sqrt(n) rows and columns.
+
+    They stay what they are if the batch grows with the rows and the hidden layer with the columns, and fall otherwise.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    (row,) = (r for r in symbolic() if r.layout == two_layer.MIXED)
+    b, d, h = 4096, 1024, 8192
+    sides = [2**k for k in range(1, 7)]
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    for label, grow_b, grow_h in (
+        (f"b = {b:,} r, h = {h:,} c", True, True),
+        (f"b = {b:,} r, h = {2 * h:,}", True, False),
+        (f"b = {2 * b:,}, h = {h:,} c", False, True),
+        (f"b = {2 * b:,}, h = {2 * h:,}", False, False),
+    ):
+        points = []
+        for side in sides:
+            sizes = {"b": b * (side if grow_b else 2), "d": d, "h": h * (side if grow_h else 2), "r": side, "c": side}
+            points.append(value(row.compute, sizes) / value(row.communication, sizes))
+        axes.plot([side**2 for side in sides], points, "o-", label=label)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xticks([s**2 for s in sides], [f"{s**2:,} = {s} x {s}" for s in sides], fontsize=8)
+    axes.set_xlabel("processors n = r c")
+    axes.set_ylabel("FLOPs per element communicated")
+    axes.set_title(f"Two layers, {two_layer.MIXED}, d = {d:,}: what keeps efficiency constant", fontsize=11)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
 
 
 def _render(of: Table1) -> str:
