@@ -182,7 +182,7 @@ class Experiment:
             possible = ";".join([f"{first}:{devices}", *(f"{name}:1" for name in others)])
             raise UserError(
                 f"{error}{_at('mesh_shape')}\nUse as many devices, name another mesh "
-                f"(--gin_param=\"mesh_shape='{possible}'\"), or look at the run without its devices: --dry_run"
+                f"(--gin_param=\"mesh_shape='{possible}'\"), or plan it for its own mesh: python -m mtf_experiments.plan"
             ) from error
 
     def _mesh_shape(self) -> mtf.MeshShape:

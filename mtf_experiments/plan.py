@@ -41,10 +41,10 @@ def main(argv: list[str]) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
-        "--table1", action="store_true", help="the paper's Table 1 in symbols and numbers; with --output a plot"
+        "--table1", action="store_true", help="the paper's Table 1 in symbols and numbers (--output: a plot)"
     )
     parser.add_argument(
-        "--study", metavar="FILE", help="many plans, e.g. planning/layouts.gin: a table and a plot into --output"
+        "--study", metavar="FILE", help="many plans, e.g. planning/layouts.gin: table and plot into --output"
     )
     parser.add_argument("--output", type=Path, metavar="DIR", help="where a study or plot goes")
     args = parser.parse(argv)

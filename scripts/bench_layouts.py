@@ -13,7 +13,9 @@ import dataclasses
 import json
 import statistics
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from mtf_experiments import cli
 
@@ -49,6 +51,10 @@ LAYOUTS = [
 ]
 
 
+def _rows(arrays: dict[str, Any], wanted: Any) -> dict[str, Any]:
+    return {name: array[wanted] for name, array in arrays.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="folder for ranking.json and ranking.md")
@@ -79,9 +85,7 @@ def main() -> None:
         made = {f: random.integers(1, 300, size).astype(np.int32) for f, size in sizes.items()}
         made["segments"][:] = 1
         made["positions"][:] = np.arange(made["positions"].shape[1])
-        batch = device_batch(
-            lambda wanted, made=made: {f: a[wanted] for f, a in made.items()}, programs.train_shapes, programs.sharding
-        )
+        batch = device_batch(partial(_rows, made), programs.train_shapes, programs.sharding)
         seconds = []
         for _ in range(args.steps + 1):
             start = time.perf_counter()

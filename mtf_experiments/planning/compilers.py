@@ -128,7 +128,7 @@ def _shortage(message: str) -> tuple[str, int | None, int | None]:
     return f"needs {found[0]} {found[1]}iB of {found[2]} {found[3]}iB", needed, limit
 
 
-def _topology(name: str) -> list[jax.Device]:
+def _topology(name: str) -> list[Any]:
     """The devices of a pod slice, in the order of their coordinates. Raises UserError for an unknown name."""
     # The library asks the machine it runs on what kind of TPU host it is, unless it is told.
     for key, value in {

@@ -24,13 +24,20 @@ Axes = frozenset[str]
 
 
 class Estimator:
-    """Estimates of the gradients of one recorded loss by all its floating-point arguments.
+    """Estimates of the gradients of one recorded loss by its parameters.
 
-    `summed` names the dimensions that the loss is a sum over: parameters are cast to vary over theirs before the loop
-    over `microbatches`, each of which runs the record once.
+    `parameters` numbers those among the record's arguments (default: all of floating point). `summed` names the dimensions
+    that the loss is a sum over: parameters are cast to vary over theirs before the loop over `microbatches`, each of which
+    runs the record once.
     """
 
-    def __init__(self, record: Record, summed: Sequence[str] = (), microbatches: int = 1) -> None:
+    def __init__(
+        self,
+        record: Record,
+        summed: Sequence[str] = (),
+        microbatches: int = 1,
+        parameters: Sequence[int] | None = None,
+    ) -> None:
         self.record, self.summed, self.microbatches = record, tuple(summed), microbatches
         self._shapes = list(dict.fromkeys(t.shape for t in record.tensors))
         self._products = [Shape(_union(op, record)) for op in record.operations if op.name in ("einsum", "gather")]
@@ -39,7 +46,9 @@ class Estimator:
             for d in shape:
                 self._sizes.setdefault(d.name, set()).add(d.size)
         self._looped = {d for op in record.operations if op.name == "slice_of_loop" for d in _sliced(op, record)}
-        self._parameters = [i for i in record.arguments if np.issubdtype(record.tensors[i].dtype, np.floating)]
+        if parameters is None:
+            parameters = [i for i in record.arguments if np.issubdtype(record.tensors[i].dtype, np.floating)]
+        self._parameters = list(parameters)
         self._gradients = set(self._parameters)
         self._of_parameters = set(self._parameters)  # depend on nothing but parameters
         for op in record.operations:

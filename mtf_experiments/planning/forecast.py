@@ -44,6 +44,10 @@ class Forecast:
         """Bytes held beside parameters, optimizer state, batch and one set of gradients, at the fullest moment."""
         return max(self.footprint.peak - self.parameter_bytes, 0)
 
+    def temporary_bytes(self, target: str) -> int:
+        """What a compiler holds besides the arguments. That for CPUs copies donated parameters that a loop reads in slices."""
+        return self.footprint.peak + (self.footprint.stacks if target == "cpu" else 0)
+
     @property
     def argument_bytes(self) -> int:
         """What a step is given: parameters, optimizer state, step number, batch."""

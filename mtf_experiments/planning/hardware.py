@@ -174,7 +174,8 @@ def collective_seconds(kind: str, size: float, hops: Sequence[Hop]) -> float:
     Ring algorithms, level by level (Thakur, Rabenseifner and Gropp 2005): of n members an allreduce takes
     2 (n-1)/n size / bandwidth, an allgather or reduce-scatter half of that. Over several levels an allreduce is a
     reduce-scatter inside, an allreduce of the parts outside, an allgather inside. In an alltoall every byte travels n/4
-    links on average, and the two directions share it: n/4 size / bandwidth; through a switch (n-1)/n size / bandwidth. An exchange sends `size` to one neighbour.
+    links on average, and the two directions share it: n/4 size / bandwidth; through a switch (n-1)/n size / bandwidth. An
+    exchange sends `size` to one neighbour.
     """
     seconds, part = 0.0, size
     for hop in hops:

@@ -13,16 +13,24 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from mtf_experiments import mtf
+from mtf_experiments.errors import UserError
 from mtf_experiments.planning.hardware import SWITCH, Hardware, Level
 
 _RUNS = 7
+MOST_DEVICES = 64
 
 
 def measured_cpu(devices: int) -> Hardware:
     """Products, memory and allreduces of all `devices` at once, in about five seconds; `memory` is what is free now.
 
-    Bandwidth and latency of the network are those of the ring formula that takes as long as the measured allreduces.
+    Bandwidth and latency of the network are those of the ring formula that takes as long as the measured allreduces. Raises
+    UserError for more devices than a CPU can stand in for.
     """
+    if devices > MOST_DEVICES:
+        raise UserError(
+            f"--hardware=cpu measures at most {MOST_DEVICES} virtual devices, the mesh has {devices}; name another profile, or "
+            "a smaller mesh (--gin_param=\"mesh_shape='rows:4;cols:2'\")"
+        )
     mesh = mtf.make_mesh(f"all:{devices}", jax.devices()[:devices])
     split = PartitionSpec("all")
 

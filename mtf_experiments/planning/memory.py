@@ -54,13 +54,17 @@ class _Value:
 
 @dataclass(eq=False)
 class _Operation:
-    """One step; `inside` is what its own program, a loop's body, holds besides its inputs and outputs."""
+    """One step; `inside` is what its own program, a loop's body, holds besides its inputs and outputs.
+
+    Of the inputs of a loop, those after `whole_inputs` are stacks.
+    """
 
     position: int
     name: str
     inputs: list[_Value]
     outputs: list[_Value]
     inside: Footprint
+    whole_inputs: int
 
     @property
     def may_write_over(self) -> bool:
@@ -73,12 +77,13 @@ class Footprint:
     """Bytes of one processor.
 
     `peak`: at the fullest moment; `held`: what makes that up, by what computed it, largest first. `traffic`: what all but
-    matrix products and collectives reads and writes.
+    matrix products and collectives reads and writes. `stacks`: those arguments that loops read slice by slice.
     """
 
     peak: int = 0
     held: tuple[tuple[str, int], ...] = ()
     traffic: int = 0
+    stacks: int = 0
 
 
 def footprint(function: Callable[..., Any], *arguments: Any) -> Footprint:
@@ -136,7 +141,8 @@ class _Flat:
         name = equation.primitive.name
         label = f"{name} {equation.source_info.name_stack}".strip()
         inside = max((_inside(equation, sub) for sub in subs), key=lambda found: found.peak, default=Footprint())
-        operation = _Operation(len(self.operations), name, operands, [], inside)
+        whole = equation.params["num_consts"] + equation.params["num_carry"] if name == "scan" else len(operands)
+        operation = _Operation(len(self.operations), name, operands, [], inside, whole)
         operation.outputs = [_Value(_bytes(v), label, operation) for v in equation.outvars]
         for value in operands:
             value.readers.append(operation)
@@ -199,7 +205,9 @@ def _footprint(jaxpr: Jaxpr, whole_inputs: int | None = None, whole_outputs: int
             peak, held = now + operation.inside.peak, _by_label(live, operation.inside)
         for value in dying.get(operation.position, ()):
             now -= live.pop(value, 0)
-    return Footprint(peak, held, sum(_traffic(operation, stored) for operation in flat.operations))
+    traffic = sum(_traffic(operation, stored) for operation in flat.operations)
+    stacks = {v for o in flat.operations if o.name == "scan" for v in o.inputs[o.whole_inputs :] if v.producer is None}
+    return Footprint(peak, held, traffic, sum(v.bytes for v in stacks))
 
 
 def _traffic(operation: _Operation, stored: dict[_Value, bool]) -> int:

@@ -150,8 +150,8 @@ def make_plan(
     Raises UserError for an illegal layout, and for a mesh larger than the machine.
     """
     hardware.check(mesh)
-    layout = mtf.Layout(exp.layout)
     found, time = timed(exp, mesh, hardware)
+    layout = mtf.Layout(exp.layout)
     own = (exp.model.remat, exp.training.microbatches)
     wanted = [(remat, own[1]) for remat in REMAT] + [(own[0], m) for m in microbatches if not exp.batch_size % m]
     choices = [Choice(*own, found.total_bytes, time.seconds)]

@@ -36,8 +36,8 @@ _METRICS = {
 class Study:
     """Plans of one base experiment under many changes.
 
-    `cases` maps a series to its points, a point (its place on the x axis, or a name) to Gin bindings and files on top of `base`:
-    `{"data": {8: ["mesh_shape='rows:8'"]}}`. `metric`, one of efficiency, seconds and memory, is what is drawn;
+    `cases` maps a series to its points, a point (its place on the x axis, or a name) to Gin bindings and files on top of
+    `base`: `{"data": {8: ["mesh_shape='rows:8'"]}}`. `metric`, one of efficiency, seconds and memory, is what is drawn.
     With `widths` (macros and their multiples, `{"d_ff": 1024, "num_heads": 1}`) each series has one case, whose widest model
     that fits is found by bisection; `steps` says in what steps of the multiples it may grow, x is the first macro's value.
     `hardware` and `compile` (the target of a compiler that says whether each point fits) are one for all, or one for each
@@ -183,7 +183,7 @@ def draw(study: Study, points: Sequence[Point], path: Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-    from matplotlib.ticker import FuncFormatter
+    from matplotlib.ticker import FuncFormatter, NullLocator
 
     numeric = all(isinstance(p.x, int | float) for p in points)
     names = list(dict.fromkeys(p.x for p in points))
@@ -210,7 +210,7 @@ def draw(study: Study, points: Sequence[Point], path: Path) -> None:
             axes.set_xscale("log", base=2)
         if len(names) <= 12:
             axes.set_xticks(names, [f"{n:,}" for n in names])
-        axes.xaxis.set_minor_locator(plt.NullLocator())
+        axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlabel(study.x)
         axes.set_ylabel(_METRICS[study.metric])
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from mtf_experiments.mtf import MeshShape
 from mtf_experiments.planning.best import Ranked, Searched, reason
@@ -195,8 +195,8 @@ def render_search(searched: Searched, mesh: MeshShape) -> str:
         else f"{found.timed:,} meshes and layouts (there are more)"
     )
     head = (
-        f"search for {mesh.processors} devices of {searched.hardware.name} with mesh dimensions {', '.join(mesh)}: {how} were timed;\n"
-        "the best were traced exactly and made to fit into memory"
+        f"search for {mesh.processors} devices of {searched.hardware.name}, mesh dimensions {', '.join(mesh)}: {how} were\n"
+        "timed; the best were traced exactly and made to fit into memory"
     )
     rows = [("step", "memory", "remat", "microbatches", "mesh", "layout", "why")]
 
@@ -223,34 +223,24 @@ def render_search(searched: Searched, mesh: MeshShape) -> str:
 
 
 def _compiled(plan: Plan, compiled: Sequence[Compiled]) -> str:
-    f = plan.forecast
-    axes = sorted({a for c in compiled if c.ledger for a in c.ledger.elements_by_mesh_dimension()})
-    axes = axes or sorted(f.ledger.elements_by_mesh_dimension())
+    f, traced = plan.forecast, plan.forecast.ledger.elements_by_mesh_dimension()
+    axes = sorted({a for c in compiled if c.ledger for a in c.ledger.elements_by_mesh_dimension()} | set(traced))
     rows = [("", "arguments", "temporaries", *(f"elements over {' '.join(a)}" for a in axes), "")]
-    traced = f.ledger.elements_by_mesh_dimension()
-    rows.append(
-        ("predicted", f"{f.argument_bytes:,}", f"{f.footprint.peak:,}", *(f"{traced.get(a, 0):,}" for a in axes), "")
-    )
+
+    def add(name: str, arguments: int, temporaries: int, elements: Mapping[tuple[str, ...], int], verdict: str) -> None:
+        rows.append((name, f"{arguments:,}", f"{temporaries:,}", *(f"{elements.get(a, 0):,}" for a in axes), verdict))
+
     for c in compiled:
+        add("predicted", f.argument_bytes, f.temporary_bytes(c.target), traced, "")
         if c.ledger is None:
             rows.append((c.target, "", "", *("" for _ in axes), f"DOES NOT FIT: {c.reason}"))
             continue
+        verdict = f"{'' if c.target == 'cpu' else 'fits, '}compiled in {duration(c.seconds)}"
         found = c.ledger.elements_by_mesh_dimension()
-        verdict = (
-            f"fits, compiled in {duration(c.seconds)}" if c.target != "cpu" else f"compiled in {duration(c.seconds)}"
-        )
-        rows.append(
-            (
-                c.target,
-                f"{c.argument_bytes:,}",
-                f"{c.temporary_bytes:,}",
-                *(f"{found.get(a, 0):,}" for a in axes),
-                verdict,
-            )
-        )
+        add(c.target, c.argument_bytes or 0, c.temporary_bytes or 0, found, verdict)
     notes = (
-        "Bytes of one device. The compiler's collectives include the optimizer's means and norms over split dimensions, which the\n"
-        "trace does not see; its temporaries include copies that it makes of donated parameters (cpu) and padding (tpu)."
+        "Bytes of one device. The compiler's collectives include the optimizer's means and norms over split dimensions, which\n"
+        "the trace does not see. For cpu the prediction includes the copy that its compiler makes of donated stacks of parameters."
     )
     return table(rows, right=range(1, 3 + len(axes))) + "\n" + notes
 
