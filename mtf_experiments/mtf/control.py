@@ -28,10 +28,9 @@ def scan(
     `xs` is a pytree of NamedTensors that all have `dim`; `x` are their slices, without it. The ys come back stacked
     along `dim`, their first dimension. `dim` itself cannot be split (its steps follow one another): LayoutError.
     """
-    if placement().axis(dim) is not None:
-        raise LayoutError(
-            f"layout rule {dim.name}:{placement().axis(dim)}: {dim.name} is looped over and cannot be split"
-        )
+    (axis,) = placement().layout.axes(Shape([dim]), placement().mesh)
+    if axis is not None:
+        raise LayoutError(f"layout rule {dim.name}:{axis}: {dim.name} is looped over and cannot be split")
 
     def sliced(x: NamedTensor) -> NamedTensor:
         rest = x.shape.without(dim)

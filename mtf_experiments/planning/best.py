@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mtf_experiments import mtf
 from mtf_experiments.errors import UserError
@@ -14,11 +14,8 @@ from mtf_experiments.planning.estimate import Estimator
 from mtf_experiments.planning.explain import einsums
 from mtf_experiments.planning.forecast import Forecast
 from mtf_experiments.planning.hardware import Hardware
-from mtf_experiments.planning.plan import estimator_of, on_accelerators, timed
+from mtf_experiments.planning.plan import Experiment, estimator_of, on_accelerators, timed
 from mtf_experiments.planning.search import Candidate, Found, search
-
-if TYPE_CHECKING:
-    from mtf_experiments.experiment import Experiment
 
 _MOST_TRACED = 60
 

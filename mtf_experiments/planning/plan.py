@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from mtf_experiments import mtf
 from mtf_experiments.planning.cost import StepTime, step_time
@@ -17,9 +17,49 @@ from mtf_experiments.planning.estimate import Estimator
 from mtf_experiments.planning.explain import Change, Einsum, changes, einsums, shares
 from mtf_experiments.planning.forecast import Forecast, forecast
 from mtf_experiments.planning.hardware import Hardware
+from mtf_experiments.training.step import Programs
 
-if TYPE_CHECKING:
-    from mtf_experiments.experiment import Experiment
+
+class Experiment(Protocol):
+    """What is planned: a dataclass of plain settings that builds the programs of a training step on any mesh."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def model(self) -> Any:
+        """Sizes of the model, `remat` and `unroll` among them."""
+        ...
+
+    @property
+    def training(self) -> Any:
+        """How it is trained, `microbatches` among it."""
+        ...
+
+    @property
+    def layout(self) -> str:
+        """Which dimension is split over which mesh dimension."""
+        ...
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a step."""
+        ...
+
+    @property
+    def flops_per_step(self) -> float:
+        """Model FLOPs of a step over all devices."""
+        ...
+
+    def programs(self, mesh: Any) -> Programs:
+        """Raises UserError with the place of an illegal layout."""
+        ...
+
+    def dry_mesh(self, devices: int | None) -> mtf.MeshShape:
+        """The mesh on so many devices, or as written."""
+        ...
+
+
+E = TypeVar("E", bound=Experiment)
 
 REMAT = ("none", "communication", "full")
 """What the backward pass recomputes, from the fastest to the most sparing."""
@@ -114,7 +154,7 @@ class Plan:
         }
 
 
-def on_accelerators(exp: Experiment, **changed: Any) -> Experiment:
+def on_accelerators(exp: E, **changed: Any) -> E:
     """The experiment with its layers scanned unless it says otherwise, and `remat`, `microbatches`, ... changed.
 
     (On a CPU the trainer unrolls the layers, for speed; a plan is one for accelerators.)

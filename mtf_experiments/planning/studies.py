@@ -9,19 +9,16 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gin
 
 from mtf_experiments.files import write_text
 from mtf_experiments.planning import compilers
 from mtf_experiments.planning.hardware import Hardware
-from mtf_experiments.planning.plan import on_accelerators, timed
+from mtf_experiments.planning.plan import Experiment, on_accelerators, timed
 from mtf_experiments.planning.text import duration_of, table
 from mtf_experiments.reporting.console import size
-
-if TYPE_CHECKING:
-    from mtf_experiments.experiment import Experiment
 
 Load = Callable[[Sequence[str], Sequence[str], Sequence[type]], list[Any]]
 _METRICS = {

@@ -240,7 +240,7 @@ def _compiled(plan: Plan, compiled: Sequence[Compiled]) -> str:
         add(c.target, c.argument_bytes or 0, c.temporary_bytes or 0, found, verdict)
     notes = (
         "Bytes of one device. The compiler's collectives include the optimizer's means and norms over split dimensions, which\n"
-        "the trace does not see. For cpu the prediction includes the copy that its compiler makes of donated stacks of parameters."
+        "the trace does not see. For cpu the prediction includes the copy its compiler makes of donated stacks of parameters."
     )
     return table(rows, right=range(1, 3 + len(axes))) + "\n" + notes
 
