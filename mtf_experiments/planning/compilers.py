@@ -35,7 +35,7 @@ class Compiled:
     argument_bytes: int | None
     """What the step is given: parameters, optimizer state, batch, with the compiler's padding."""
     temporary_bytes: int | None
-    """What it holds besides at the fullest moment: activations and gradients."""
+    """What it allocates besides: activations and gradients, copies, and gaps between them."""
     ledger: mtf.Ledger | None
     seconds: float
     reason: str = ""
@@ -44,6 +44,8 @@ class Compiled:
     """The memory of a device, where the compiler said so."""
     needed_bytes: int | None = None
     """Of a program that does not fit: all that it needs."""
+    peak_bytes: int | None = None
+    """All that is in use at the fullest moment, arguments included, where the compiler says so."""
 
 
 def as_json(compiled: Compiled) -> dict[str, Any]:
@@ -111,6 +113,7 @@ def compile_step(programs: Callable[[Mesh], Programs], target: str, mesh_shape: 
         memory.temp_size_in_bytes,
         hlo_ledger(compiled.as_text(), mesh_shape),
         time.perf_counter() - start,
+        peak_bytes=getattr(memory, "peak_memory_in_bytes", 0) or None,
     )
 
 

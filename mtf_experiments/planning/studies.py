@@ -37,19 +37,18 @@ class Study:
     `base`: `{"data": {8: ["mesh_shape='rows:8'"]}}`. `metric`, one of efficiency, seconds and memory, is what is drawn.
     With `widths` (macros and their multiples, `{"d_ff": 1024, "num_heads": 1}`) each series has one case, whose widest model
     that fits is found by bisection; `steps` says in what steps of the multiples it may grow, x is the first macro's value.
-    `hardware` and `compile` (the target of a compiler that says whether each point fits) are one for all, or one for each
-    series.
+    `compile` names targets of compilers that say whether each point fits; the first of them decides in plots and bisections.
     """
 
     title: str
     base: Sequence[str]
-    hardware: str | Mapping[str, str]
+    hardware: str
     cases: Mapping[str, Mapping[Any, Sequence[str]]]
     metric: str = "efficiency"
     x: str = ""
     log_x: bool = False
     log_y: bool = False
-    compile: str | Mapping[str, str] = ""
+    compile: Sequence[str] = ()
     widths: Mapping[str, int] = field(default_factory=dict)
     steps: Mapping[str, int] = field(default_factory=dict)
     note: str = ""
@@ -68,12 +67,12 @@ class Point:
     """Share of the step that is communication."""
     memory: int
     fits: bool
-    compiled: compilers.Compiled | None
+    compiled: tuple[compilers.Compiled, ...]
 
     @property
     def really_fits(self) -> bool:
-        """What the compiler says, where one was asked."""
-        return self.compiled.fits if self.compiled else self.fits
+        """What the first compiler says, where one was asked."""
+        return self.compiled[0].fits if self.compiled else self.fits
 
 
 def run(study: Study, load: Load, experiment: type) -> list[Point]:
@@ -81,9 +80,9 @@ def run(study: Study, load: Load, experiment: type) -> list[Point]:
     points = []
 
     def plan(series: str, x: Any, bindings: Sequence[str]) -> Point:
-        files = [_of(study.hardware, series), *study.base, *(b for b in bindings if b.endswith(".gin"))]
+        files = [study.hardware, *study.base, *(b for b in bindings if b.endswith(".gin"))]
         exp, hardware = load(files, [b for b in bindings if not b.endswith(".gin")], [experiment, Hardware])
-        points.append(_point(series, x, exp, hardware, _of(study.compile, series)))
+        points.append(_point(series, x, exp, hardware, study.compile))
         return points[-1]
 
     for series, cases in study.cases.items():
@@ -117,17 +116,13 @@ def _bisect(study: Study, series: str, fits: Callable[[int, list[str]], bool]) -
             high = middle
 
 
-def _of(setting: str | Mapping[str, str], series: str) -> str:
-    return setting if isinstance(setting, str) else setting[series]
-
-
-def _point(series: str, x: Any, exp: Experiment, hardware: Hardware, target: str) -> Point:
+def _point(series: str, x: Any, exp: Experiment, hardware: Hardware, targets: Sequence[str]) -> Point:
     mesh = exp.dry_mesh(None)
     hardware.check(mesh)
     forecast, time = timed(exp, mesh, hardware)
     products = forecast.ledger.products
     peak = hardware.peak(max(products, key=lambda p: p.flops * p.count).dtype)
-    verdict = compilers.compile_step(on_accelerators(exp).programs, target, mesh) if target else None
+    programs = on_accelerators(exp).programs
     return Point(
         series=series,
         x=x,
@@ -137,14 +132,14 @@ def _point(series: str, x: Any, exp: Experiment, hardware: Hardware, target: str
         communication=time.communicating / time.seconds,
         memory=forecast.total_bytes,
         fits=forecast.total_bytes <= hardware.memory,
-        compiled=verdict,
+        compiled=tuple(compilers.compile_step(programs, target, mesh) for target in targets),
     )
 
 
 def write(study: Study, name: str, points: Sequence[Point], folder: Path) -> list[Path]:
     """Writes `name`.json, .md and .png into `folder`; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = [{**vars(p), "compiled": p.compiled and compilers.as_json(p.compiled)} for p in points]
+    found = [{**vars(p), "compiled": [compilers.as_json(c) for c in p.compiled]} for p in points]
     paths = [folder / f"{name}.{kind}" for kind in ("json", "md", "png")]
     about = {"title": study.title, "base": study.base, "hardware": study.hardware, "note": study.note}
     write_text(paths[0], json.dumps(about | {"points": found}, indent=1) + "\n")
@@ -155,23 +150,30 @@ def write(study: Study, name: str, points: Sequence[Point], folder: Path) -> lis
 
 def markdown(study: Study, name: str, points: Sequence[Point]) -> str:
     """The study as a page: what it is, how it was made, its table."""
-    rows = [("series", study.x or "case", "devices", "step", "efficiency", "communication", "memory", "fits")]
+    said = [target.removeprefix("tpu:") for target in study.compile]
+    rows = [("series", study.x or "case", "devices", "step", "efficiency", "communication", "memory", "fits", *said)]
     for p in points:
-        verdict = "yes" if p.fits else "NO"
-        if p.compiled is not None:
-            verdict = _verdict(p.compiled)
         row = (p.series, str(p.x), f"{p.processors:,}", duration_of(p.seconds), f"{p.efficiency:.1%}")
-        rows.append((*row, f"{p.communication:.1%}", size(p.memory), verdict))
-    lines = [f"# {study.title}", "", study.note, "", "```", table(rows, right=range(2, 7)), "```", ""]
+        row = (*row, f"{p.communication:.1%}", size(p.memory), "yes" if p.fits else "NO")
+        rows.append((*row, *(_verdict(c) for c in p.compiled)))
+    lines = [
+        f"# {study.title}",
+        "",
+        study.note,
+        "",
+        "```",
+        table(rows, right=(*range(2, 7), *range(8, 8 + len(said)))),
+        "```",
+        "",
+    ]
     lines += [f"`python -m mtf_experiments.plan --study=planning/{name}.gin --output=results/planning`", ""]
     return "\n".join(lines)
 
 
 def _verdict(compiled: compilers.Compiled) -> str:
-    if not compiled.fits:
-        return f"NO: {compiled.target.removeprefix('tpu:')} {compiled.reason}"
-    held = (compiled.argument_bytes or 0) + (compiled.temporary_bytes or 0)
-    return f"yes: {compiled.target.removeprefix('tpu:')} {size(held)}"
+    if compiled.fits:
+        return size(compiled.peak_bytes)
+    return f"NO: {size(compiled.needed_bytes) if compiled.needed_bytes else compiled.reason}"
 
 
 def draw(study: Study, points: Sequence[Point], path: Path) -> None:

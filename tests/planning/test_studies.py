@@ -58,8 +58,7 @@ def test_shipped_studies_are_legal_experiments(path):
         bindings = list(cases.values())[-1]
         if study.widths:
             bindings = [*bindings, *(f"{m}={n * study.steps.get(series, 1)}" for m, n in study.widths.items())]
-        hardware = study.hardware if isinstance(study.hardware, str) else study.hardware[series]
-        files = [hardware, *study.base, *(b for b in bindings if b.endswith(".gin"))]
+        files = [study.hardware, *study.base, *(b for b in bindings if b.endswith(".gin"))]
         exp, profile = experiment.load_all(
             files, [b for b in bindings if not b.endswith(".gin")], [experiment.Experiment, studies.Hardware]
         )
