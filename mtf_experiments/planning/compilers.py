@@ -10,7 +10,7 @@ import importlib.util
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,12 +67,10 @@ def check_target(target: str) -> None:
         )
 
 
-def target_mesh(target: str, mesh_shape: mtf.MeshShape) -> Mesh:
-    """The mesh to compile for. Raises UserError if the target has another number of devices."""
-    if target == "cpu":
-        devices = jax.devices()
-    else:
-        devices = _topology(target.partition(":")[2])
+def target_mesh(target: str, mesh_shape: mtf.MeshShape, devices: Sequence[Any] | None = None) -> Mesh:
+    """The mesh to compile for: of `devices`, else of all that the target has. Raises UserError for another number of them."""
+    if devices is None:
+        devices = jax.devices() if target == "cpu" else _topology(target.partition(":")[2])
     if len(devices) != mesh_shape.processors:
         raise UserError(
             f"--compile={target} has {len(devices)} devices, the mesh {mesh_shape} {mesh_shape.processors}; "
@@ -83,13 +81,15 @@ def target_mesh(target: str, mesh_shape: mtf.MeshShape) -> Mesh:
     return Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
 
 
-def compile_step(programs: Callable[[Mesh], Programs], target: str, mesh_shape: mtf.MeshShape) -> Compiled:
+def compile_step(
+    programs: Callable[[Mesh], Programs], target: str, mesh_shape: mtf.MeshShape, devices: Sequence[Any] | None = None
+) -> Compiled:
     """The verdict on the whole update: `programs` are made for the mesh of `target`.
 
     For `cpu` as many virtual devices must be there as the mesh has processors (`--devices`).
     """
     start = time.perf_counter()
-    made = programs(target_mesh(target, mesh_shape))
+    made = programs(target_mesh(target, mesh_shape, devices))
     batch = {
         name: mtf.NamedTensor.unchecked(
             jax.ShapeDtypeStruct(x.shape.sizes, x.array.dtype, sharding=made.sharding(x.shape)), x.shape

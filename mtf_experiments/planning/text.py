@@ -235,7 +235,8 @@ def _compiled(plan: Plan, compiled: Sequence[Compiled]) -> str:
         if c.ledger is None:
             rows.append((c.target, "", "", *("" for _ in axes), f"DOES NOT FIT: {c.reason}"))
             continue
-        verdict = f"{'' if c.target == 'cpu' else 'fits, '}at most {size(c.peak_bytes)} in use, compiled in {duration(c.seconds)}"
+        fits = "" if c.target == "cpu" else "fits, "
+        verdict = f"{fits}at most {size(c.peak_bytes)} in use, compiled in {duration(c.seconds)}"
         found = c.ledger.elements_by_mesh_dimension()
         add(c.target, c.argument_bytes or 0, c.temporary_bytes or 0, found, verdict)
     notes = (
