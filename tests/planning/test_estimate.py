@@ -3,11 +3,14 @@
 import functools
 import random
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from mtf_experiments import mtf
 from mtf_experiments.models.translation import TranslationModelConfig
 from mtf_experiments.planning.estimate import Estimator
+from mtf_experiments.planning.search import layouts
 from tests.layouts import tiny
 
 CONFIGS = {
@@ -92,3 +95,56 @@ def test_traffic_falls_with_the_slices():
     assert of(mesh, mtf.Layout("batch:rows")) * 8 == pytest.approx(
         of(mesh, mtf.Layout("")), rel=1e-3
     )  # all but the loss
+
+
+X, W = (mtf.Dimension("b", 8), mtf.Dimension("c", 16)), (mtf.Dimension("c", 16), mtf.Dimension("d", 32))
+B, D = X[0], W[1]
+PROGRAMS = {
+    "sum": lambda y: y,
+    "mean": lambda y: mtf.reduce_mean(y, "d"),
+    "largest": lambda y: mtf.reduce_max(y, "d"),
+    "logsumexp": lambda y: mtf.reduce_logsumexp(y, "d"),
+    "softmax": lambda y: mtf.softmax(y, "d"),
+    "log_softmax": lambda y: mtf.log_softmax(y, "d"),
+    "cumsum": lambda y: mtf.cumsum(y, "d"),
+    "shift": lambda y: mtf.shift(y, 1, "d"),
+    "concat": lambda y: mtf.concat([y, y], "d"),
+    "stack": lambda y: mtf.stack([y] * 8, "e"),
+    "rename": lambda y: mtf.rename(y, d="e"),
+    "reshape": lambda y: mtf.reshape(y, [B, mtf.Dimension("e", 8), mtf.Dimension("f", 4)]),
+    "slice": lambda y: mtf.slice_dimension(y, "d", 8, 16),
+    "transpose": lambda y: mtf.transpose(y, ["d", "b"]),
+    "unstack": lambda y: mtf.unstack(y, "d")[3],
+    "gather": lambda y: mtf.gather(y, mtf.NamedTensor(jnp.arange(5), [mtf.Dimension("e", 5)]), "d"),
+}
+
+
+def einsum(x, w, rename=None):
+    return mtf.einsum([x, w], [B, D], rename=rename)
+
+
+@pytest.mark.parametrize("name", [*PROGRAMS, "einsum that renames"])
+def test_any_program_of_the_language_is_estimated(name):
+    """Under all legal layouts of its dimensions over 2 x 4 processors: every collective but the sum of the loss itself."""
+
+    def loss(w, x):
+        y = einsum(x, w, {"d": "e"}) if name == "einsum that renames" else PROGRAMS[name](einsum(x, w))
+        return mtf.reduce_sum(mtf.square(y))
+
+    def gradients(w, x):
+        return jax.grad(lambda w: loss(w, x).array)(w)
+
+    w, x = (mtf.NamedTensor(jax.ShapeDtypeStruct(tuple(d.size for d in s), jnp.float32), s) for s in (W, X))
+    record = mtf.record(loss, w, x)
+    of, mesh = Estimator(record, parameters=record.arguments[:1]), mtf.MeshShape("r:2;s:4")
+    tried = 0
+    for layout in layouts(of, mesh):
+        traced = mtf.ledger(gradients, mtf.abstract_mesh(mesh), layout, w, x)
+        guessed = of.ledger(mesh, layout)
+        found = {k: n for k, n in guessed.elements().items() if n > 1}
+        expected = traced.elements()
+        difference = {k: abs(found.get(k, 0) - expected.get(k, 0)) for k in found | expected}
+        assert max(difference.values(), default=0) <= 1, (layout, found, expected)
+        assert guessed.flops == traced.flops
+        tried += 1
+    assert tried >= 9
