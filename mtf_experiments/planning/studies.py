@@ -207,8 +207,9 @@ def draw(study: Study, points: Sequence[Point], path: Path) -> None:
     if numeric:
         if study.log_x:
             axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
         if len(names) <= 12:
-            axes.set_xticks(names, [f"{n:,}" for n in names])
+            axes.set_xticks(names)
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlabel(study.x)
         axes.set_ylabel(_METRICS[study.metric])
