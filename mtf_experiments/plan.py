@@ -87,7 +87,7 @@ def _plan(args: argparse.Namespace) -> None:
         searched = best.search_for(exp, mesh, hardware)
         print(json.dumps(searched.as_json(), indent=1) if args.json else text.render_search(searched, mesh))
         return
-    made = plan.make_plan(exp, mesh, hardware)
+    made = plan.make_plan(exp, mesh, hardware, microbatches=(4,))
     programs = plan.on_accelerators(exp).programs
     compiled = [compilers.compile_step(programs, target, mesh) for target in args.compile]
     if args.json:
