@@ -11,6 +11,7 @@ What a program would compute, hold and communicate under any mesh and layout can
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
@@ -49,7 +50,7 @@ class Operation:
     """How often it runs: the product of the lengths of the loops that it is in."""
     scope: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """What else it was called with."""
+    """What else it was called with, by the names of the parameters."""
 
 
 @dataclass
@@ -111,10 +112,12 @@ class Recorder:
         finally:
             self.repeats, self._inside = before
 
-    def call(self, name: str, function: Callable[..., R], args: Any, kwargs: Any) -> R:
-        """Runs `function` and records it as one operation, unless it is part of another."""
+    def call(self, function: Callable[..., R], given: inspect.BoundArguments) -> R:
+        """Calls `function` and records it as one operation, unless it is part of another."""
+        args, kwargs = given.args, given.kwargs
         if self._inside:
             return function(*args, **kwargs)
+        name = function.__name__
         inputs = tuple(self.number(x) for x in _tensors((args, kwargs)))
         self._inside = True
         try:
@@ -126,8 +129,7 @@ class Recorder:
             known = None if name == "vary_over" else self._numbers.get(_key(y))
             outputs.append(self._add(y) if known is None else known)
         if tuple(outputs) != inputs:
-            given = {str(i): a for i, a in enumerate(args)} | kwargs
-            plain = {key: value for key, value in given.items() if not _tensors(value)}
+            plain = {key: value for key, value in given.arguments.items() if not _tensors(value)}
             scope = str(jax.extend.source_info_util.current_name_stack())
             self.record.operations.append(Operation(name, inputs, tuple(outputs), self.repeats, scope, plain))
         return result
@@ -135,13 +137,14 @@ class Recorder:
 
 def recorded(function: Callable[P, R]) -> Callable[P, R]:
     """An operation of the language, so that records hold it."""
+    signature = inspect.signature(function)
 
     @functools.wraps(function)
     def operation(*args: P.args, **kwargs: P.kwargs) -> R:
         recorder = placement().recorder
-        return (
-            function(*args, **kwargs) if recorder is None else recorder.call(function.__name__, function, args, kwargs)
-        )
+        if recorder is None:
+            return function(*args, **kwargs)
+        return recorder.call(function, signature.bind(*args, **kwargs))
 
     return operation
 

@@ -93,7 +93,9 @@ def best(exp: Experiment, hardware: Hardware, found: Found, wanted: int = 10) ->
     """The `wanted` fastest that fit, by their exact traces, and those on the way that do not fit at all."""
     fitting: list[Ranked] = []
     too_large: list[Ranked] = []
-    for candidate in _worth_listing(found.candidates):
+    # Parameters and gradients alone must fit, whatever is recomputed.
+    possible = [c for c in found.candidates if 2 * c.parameter_bytes <= hardware.memory]
+    for candidate in _worth_listing(possible):
         if len(fitting) == wanted or len(fitting) + len(too_large) == _MOST_TRACED:
             break
         if ranked := made_to_fit(exp, hardware, candidate.mesh, candidate.layout):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from mtf_experiments import mtf
+from mtf_experiments.errors import UserError
 from mtf_experiments.planning.cost import StepTime, step_time
 from mtf_experiments.planning.estimate import Estimator
 from mtf_experiments.planning.explain import Change, Einsum, changes, einsums, shares
@@ -200,7 +201,7 @@ def make_plan(
             continue
         try:
             other, taken = timed(on_accelerators(exp, remat=remat, microbatches=parts), mesh, hardware)
-        except mtf.LayoutError:  # a microbatch that does not divide over the mesh
+        except UserError:  # microbatches that do not divide over the mesh
             continue
         choices.append(Choice(remat, parts, other.total_bytes, taken.seconds))
     estimator = estimator_of(exp, mesh) if explain else None

@@ -159,6 +159,12 @@ def _before(shape: Shape, rename: Mapping[str, str]) -> Shape:
     return shape.renamed({new: old for old, new in rename.items()})
 
 
+def _dim(op: Operation) -> str:
+    """The name of the dimension that an operation works along."""
+    dim = op.arguments["dim"]
+    return dim if isinstance(dim, str) else dim.name
+
+
 def _local(run: Run, op: Operation, union: Axes) -> Axes:
     for i in op.inputs:
         run.cast(i, union, op.repeats)
@@ -170,8 +176,7 @@ def _slice_of_loop(run: Run, op: Operation, union: Axes) -> Axes:
 
 
 def _vary_over(run: Run, op: Operation, union: Axes) -> Axes:
-    names = next(v for v in op.arguments.values() if isinstance(v, list | tuple))
-    union |= frozenset(a for name in names if (a := run.axis(name)))
+    union |= frozenset(a for name in op.arguments["dims"] if (a := run.axis(name)))
     return _local(run, op, union)
 
 
@@ -238,8 +243,7 @@ def _unstack(run: Run, op: Operation, union: Axes) -> Axes:
 
 def _gather(run: Run, op: Operation, union: Axes) -> Axes:
     (table, _), (output,) = op.inputs, op.outputs
-    dim = next(v for key, v in op.arguments.items() if key in ("2", "dim"))
-    axis = run.axis(dim if isinstance(dim, str) else dim.name)
+    axis = run.axis(_dim(op))
     axes = frozenset([axis]) if axis else frozenset[str]()
     run.cast(table, union | axes, op.repeats)
     run.sum_over(axes, op, run.shape(output), run.itemsize(output))
@@ -248,8 +252,7 @@ def _gather(run: Run, op: Operation, union: Axes) -> Axes:
 
 def _softmax(run: Run, op: Operation, union: Axes) -> Axes:
     (x,) = op.inputs
-    dim = next(v for key, v in op.arguments.items() if key in ("1", "dim"))
-    name = dim if isinstance(dim, str) else dim.name
+    name = _dim(op)
     rows = Shape(d for d in run.shape(x) if d.name != name)
     axes = run.axes(d for d in run.shape(x) if d.name == name)
     run.sum_over(axes, op, rows, run.itemsize(x), 2 + (x in run.of.differentiated))
@@ -268,8 +271,7 @@ def _cross_entropy(run: Run, op: Operation, union: Axes) -> Axes:
 def _log_softmax(run: Run, op: Operation, union: Axes) -> Axes:
     """Maximum and sum forward; backward the sum of the gradients, since x - logsumexp(x) casts the latter."""
     (x,) = op.inputs
-    dim = next(v for key, v in op.arguments.items() if key in ("1", "dim"))
-    name = dim if isinstance(dim, str) else dim.name
+    name = _dim(op)
     rows = Shape(d for d in run.shape(x) if d.name != name)
     axes = run.axes(d for d in run.shape(x) if d.name == name)
     run.sum_over(axes, op, rows, run.itemsize(x), 2 + (x in run.of.differentiated))
@@ -279,8 +281,7 @@ def _log_softmax(run: Run, op: Operation, union: Axes) -> Axes:
 def _cumsum(run: Run, op: Operation, union: Axes) -> Axes:
     """One total of each processor's part, gathered; backward their gradients are summed."""
     (x,) = op.inputs
-    dim = next(v for key, v in op.arguments.items() if key in ("1", "dim"))
-    name = dim if isinstance(dim, str) else dim.name
+    name = _dim(op)
     if axis := run.axis(name):
         totals = run.elements(Shape(d for d in run.shape(x) if d.name != name)) * run.mesh[axis]
         run.collect("allgather", frozenset([axis]), totals, run.itemsize(x), run.runs(op.repeats))
@@ -292,12 +293,9 @@ def _cumsum(run: Run, op: Operation, union: Axes) -> Axes:
 def _shift(run: Run, op: Operation, union: Axes) -> Axes:
     """The elements at each border go to the neighbour; their gradients come back."""
     (x,) = op.inputs
-    offset, dim = (
-        next(v for key, v in op.arguments.items() if key in names) for names in (("1", "offset"), ("2", "dim"))
-    )
-    name = dim if isinstance(dim, str) else dim.name
+    name = _dim(op)
     if axis := run.axis(name):
-        border = abs(offset) * run.elements(Shape(d for d in run.shape(x) if d.name != name))
+        border = abs(op.arguments["offset"]) * run.elements(Shape(d for d in run.shape(x) if d.name != name))
         times = 2 if x in run.of.differentiated else 1
         run.collect("exchange", frozenset([axis]), border, run.itemsize(x), times * run.runs(op.repeats))
     return union
@@ -306,8 +304,8 @@ def _shift(run: Run, op: Operation, union: Axes) -> Axes:
 def _joined(run: Run, op: Operation, union: Axes) -> Axes:
     """Parts of a split dimension are gathered, and of the whole each processor keeps its slice."""
     (output,) = op.outputs
-    dim = next(v for key, v in op.arguments.items() if key in ("1", "dim"))
-    if not isinstance(dim, str) or (axis := run.axis(dim)) is None:
+    dim = _dim(op)
+    if (axis := run.axis(dim)) is None:
         return _local(run, op, union)
     for i in op.inputs:
         if run.shape(i).names.count(dim):

@@ -11,7 +11,6 @@ on the estimated ledger.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -32,6 +31,8 @@ class Candidate:
     mesh: MeshShape
     layout: Layout
     time: StepTime
+    parameter_bytes: int
+    """Of the parameters on one processor; so much again are gradients."""
 
     @property
     def seconds(self) -> float:
@@ -135,13 +136,12 @@ def _timed(
     estimator: Estimator, hardware: Hardware, mesh: MeshShape, layout: Layout, traffic_scale: float
 ) -> Candidate:
     traffic = estimator.traffic(mesh, layout) * traffic_scale
-    return Candidate(mesh, layout, step_time(estimator.ledger(mesh, layout), traffic, hardware, mesh))
+    time = step_time(estimator.ledger(mesh, layout), traffic, hardware, mesh)
+    return Candidate(mesh, layout, time, estimator.parameter_bytes(mesh, layout))
 
 
 def _order(candidate: Candidate) -> tuple[float, int]:
-    seconds = candidate.seconds
-    rounded = float(f"{seconds:.3e}") if math.isfinite(seconds) else seconds
-    return rounded, len(candidate.layout)
+    return float(f"{candidate.seconds:.3e}"), len(candidate.layout)
 
 
 def _distinct(candidates: Sequence[Candidate]) -> Iterator[Candidate]:
@@ -149,6 +149,6 @@ def _distinct(candidates: Sequence[Candidate]) -> Iterator[Candidate]:
     for c in candidates:
         sizes = sorted(c.mesh.values())
         parts = tuple(float(f"{t:.3e}") for t in (c.time.products, c.time.elementwise, c.time.communicating))
-        if (key := (tuple(sizes), parts)) not in seen:
+        if (key := (tuple(sizes), parts, c.parameter_bytes)) not in seen:
             seen.add(key)
             yield c

@@ -218,7 +218,7 @@ def render_search(searched: Searched, mesh: MeshShape) -> str:
         add(searched.own, f"this experiment's own: {why}")
     lines = [head, "", table(rows, right=(0, 1, 3))]
     if not searched.fitting:
-        lines += ["", "none fits: take more devices, or ones with more memory"]
+        lines += ["", "none of those tried fits: take more devices, or ones with more memory"]
     return "\n".join(lines)
 
 
