@@ -76,12 +76,13 @@ def search(
         sample = itertools.islice(layouts(estimator, balanced), most // 2)
         first = [_timed(estimator, hardware, balanced, layout, traffic_scale) for layout in sample]
         best = sorted(first, key=_order)[:_KEPT]
-        timed = first + [
-            _timed(estimator, hardware, mesh, c.layout, traffic_scale)
+        others = {
+            (mesh, Layout({name: axis for name, axis in c.layout.items() if mesh[axis] > 1})): None
             for mesh in meshes
             for c in best
             if mesh != balanced and is_legal(estimator, mesh, c.layout)
-        ]
+        }
+        timed = first + [_timed(estimator, hardware, mesh, layout, traffic_scale) for mesh, layout in others]
     return Found(tuple(_distinct(sorted(timed, key=_order))), len(timed), exact)
 
 
