@@ -212,7 +212,9 @@ class Programs:
         microbatches, rows = self.train_rows
         # The parameters' gradients stay local through the loop; the transpose of this cast sums them over the processors.
         # Only what the loss is summed over: along a split `inputs_length` the processors share one and the same loss.
-        local, sum_over_processors = jax.vjp(jax.named_scope("parameters")(partial(mtf.vary_over, dims=self.SUMMED)), params)
+        local, sum_over_processors = jax.vjp(
+            jax.named_scope("parameters")(partial(mtf.vary_over, dims=self.SUMMED)), params
+        )
 
         def of_part(part: Any) -> tuple[Parameters, jax.Array, jax.Array]:
             part_batch, number = part
