@@ -7,12 +7,13 @@ its traceback.  Nothing here imports jax: `--devices` has to act before jax look
 
 import argparse
 import ast
+import contextlib
 import difflib
 import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -171,6 +172,17 @@ def check_devices(devices: int | None) -> int:
             f"its backend was started before the flag was read (XLA_FLAGS is {os.environ.get('XLA_FLAGS')!r})"
         )
     return len(found)
+
+
+@contextlib.contextmanager
+def context(what: str) -> Iterator[None]:
+    """Mistakes of the user's in the body are told with `what` before them."""
+    try:
+        yield
+    except Exception as error:
+        if not is_user_error(error):
+            raise
+        raise UserError(f"{what}: {message_of(error)}") from error
 
 
 def wrote(path: str | os.PathLike[str]) -> None:

@@ -32,7 +32,7 @@ def main() -> None:
     from mtf_experiments.planning.forecast import forecast
     from mtf_experiments.planning.hlo import hlo_ledger
     from mtf_experiments.planning.plan import on_accelerators
-    from mtf_experiments.planning.text import table
+    from mtf_experiments.reporting.console import table
 
     folder = config.gin_folders()[0]
     rows, results = [("file", "mesh", "collectives", "arguments", "predicted", "compiled", "ratio")], []

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from mtf_experiments import mtf
 from mtf_experiments.models import two_layer
-from mtf_experiments.planning.text import table
+from mtf_experiments.reporting.console import table
 
 _DIMENSIONS = {"b": 13, "d": 17, "h": 19}
 _MESH = {"n": 2, "r": 3, "c": 5, "p": 7}

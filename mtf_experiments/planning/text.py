@@ -10,23 +10,13 @@ from mtf_experiments.planning.best import Ranked, Searched, reason
 from mtf_experiments.planning.compilers import Compiled
 from mtf_experiments.planning.cost import collective_time
 from mtf_experiments.planning.plan import Plan
-from mtf_experiments.reporting.console import block, count, duration, rate, size
+from mtf_experiments.reporting.console import block, count, duration, rate, size, table
 
 PAPER = {
     # Parameters, processors: FLOP/s reached, peak, hours of the whole run (Shazeer et al. 2018, sections 8.4 and 9).
     (4_899_222_528, 512): "the paper: 6 of 11.5 PFLOP/s (52 %) on 512 TPU v2 cores, 13 hours for the run",
     (2_885_976_064, 128): "the paper: 22 hours for English to French on 128 TPU v2 cores",
 }
-
-
-def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """Aligned columns, the first row being the heading; those numbered in `right` are right-aligned."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        "  ".join(c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
-        for row in rows
-    ]
-    return "\n".join(line.rstrip() for line in lines)
 
 
 def render(plan: Plan, rows: dict[str, str], steps: int, compiled: Sequence[Compiled] = ()) -> str:

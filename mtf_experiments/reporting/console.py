@@ -6,7 +6,7 @@ import contextlib
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -200,6 +200,16 @@ def block(title: str, rows: Mapping[str, str]) -> str:
     for name, value in rows.items():
         first, *rest = value.split("\n")
         lines += [f"  {name:<{width}}  {first}", *(" " * (width + 4) + line for line in rest)]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+    """Aligned columns, the first row being the heading; those numbered in `right` are right-aligned."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [
+        "  ".join(c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+        for row in rows
+    ]
     return "\n".join(line.rstrip() for line in lines)
 
 
