@@ -22,6 +22,7 @@ import numpy as np
 from mtf_experiments.errors import NonFiniteError, UserError
 
 PAD_ID, EOS_ID = 0, 1
+_LEAST_FOR_INTERVAL = 10
 NO_OOV_RULE = "none: every word is scored as its sentence pieces"
 
 # Texts that are known by name in papers: the label is only given to a result with exactly these sentences and words.
@@ -56,7 +57,12 @@ class TextCounts:
 
 @dataclass(frozen=True)
 class ScaleResult:
-    """The scores at one logit scale; a perplexity too large for a float is inf, its NLL beside it is not."""
+    """The scores at one logit scale; a perplexity too large for a float is inf, its NLL beside it is not.
+
+    `ppl_word_low` and `ppl_word_high` bound the 95 % interval of ppl/word for other text of the same kind: sentences are
+    taken as drawn independently, and the standard error of the mean NLL is that of a ratio estimator over them. None where
+    it is not known which token is of which sentence, or there are fewer than ten.
+    """
 
     logit_scale: float
     total_nll: float
@@ -64,6 +70,8 @@ class ScaleResult:
     ppl_token: float
     ppl_word: float
     bits_per_char: float
+    ppl_word_low: float | None = None
+    ppl_word_high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -134,7 +142,10 @@ class PerplexityResult:
     def as_json(self) -> dict[str, Any]:
         """Return the result as JSON values; an infinite number is the text "inf", for JSON has none."""
         counts = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self.counts).items()}
-        scales = [{k: str(v) if math.isinf(v) else v for k, v in vars(scale).items()} for scale in self.scales]
+        scales = [
+            {k: str(v) if v is not None and math.isinf(v) else v for k, v in vars(scale).items()}
+            for scale in self.scales
+        ]
         return {
             "split": self.split,
             "label": self.label,
@@ -163,8 +174,9 @@ class PerplexityResult:
             f"divided by {self.tokens:,} tokens, {self.per_word:,} words, {self.per_char:,} characters",
         ]
         for s in self.scales:
+            interval = "" if s.ppl_word_low is None else f" ({s.ppl_word_low:.4f} to {s.ppl_word_high:.4f})"
             lines.append(
-                f"  logits x {s.logit_scale:g}: ppl/word {s.ppl_word:.4f}, ppl/token {s.ppl_token:.4f}, "
+                f"  logits x {s.logit_scale:g}: ppl/word {s.ppl_word:.4f}{interval}, ppl/token {s.ppl_token:.4f}, "
                 f"nats/token {s.nll_per_token:.6f}, bits/char {s.bits_per_char:.6f}, total {s.total_nll:.4f} nats"
             )
         return lines
@@ -186,6 +198,10 @@ class PerplexityAccumulator:
         self.tokens = 0
         self.sentences = 0
         self._checksum = 0
+        # Over sentences, for each scale: sums of n^2 and n t, where n is a sentence's NLL and t its tokens; and of t^2.
+        self._squares = np.zeros((2, len(logit_scales)))
+        self._tokens_squared = 0.0
+        self._told_apart = 0
 
     def add(self, nll: np.ndarray, targets: np.ndarray, segments: np.ndarray | None = None) -> None:
         """Add one batch.
@@ -213,6 +229,28 @@ class PerplexityAccumulator:
         self.tokens += ids.size
         self.sentences += int((ids == EOS_ID).sum())
         self._checksum = (self._checksum + int(_scrambled(ids).sum(dtype=np.uint64))) % 2**64
+        if segments is not None:
+            self._add_sentences(scored, np.asarray(segments), real)
+
+    def _add_sentences(self, scored: np.ndarray, segments: np.ndarray, real: np.ndarray) -> None:
+        rows = np.broadcast_to(np.arange(len(segments))[:, None], segments.shape)
+        _, sentence = np.unique(np.stack([rows[real], segments[real]]), axis=1, return_inverse=True)
+        sentence = sentence.reshape(-1)
+        tokens = np.bincount(sentence).astype(np.float64)
+        for i, nll in enumerate(scored):
+            total = np.bincount(sentence, weights=nll)
+            self._squares[:, i] += (total @ total, total @ tokens)
+        self._tokens_squared += float(tokens @ tokens)
+        self._told_apart += len(tokens)
+
+    def _standard_errors(self) -> np.ndarray | None:
+        """Of nats/token at each scale, or None where sentences were not told apart or are too few."""
+        if self._told_apart < max(_LEAST_FOR_INTERVAL, self.sentences):
+            return None
+        mean = (self.inner_total + self.eos_total) / self.tokens
+        squares, mixed = self._squares
+        residuals = np.maximum(squares - 2 * mean * mixed + mean**2 * self._tokens_squared, 0.0)
+        return np.sqrt(residuals * self._told_apart / (self._told_apart - 1)) / self.tokens
 
     def merge(self, other: "PerplexityAccumulator") -> None:
         """Add the sums of another accumulator, of another process for instance; ValueError if its scales differ."""
@@ -223,6 +261,9 @@ class PerplexityAccumulator:
         self.tokens += other.tokens
         self.sentences += other.sentences
         self._checksum = (self._checksum + other._checksum) % 2**64
+        self._squares = self._squares + other._squares
+        self._tokens_squared += other._tokens_squared
+        self._told_apart += other._told_apart
 
     def result(
         self,
@@ -256,6 +297,8 @@ class PerplexityAccumulator:
         if min(tokens, per_word, per_char) == 0:
             raise UserError(f"the {split} set has nothing but ends of sentences, which include_eos=False leaves out")
         totals = self.inner_total + self.eos_total if include_eos else self.inner_total
+        errors = self._standard_errors() if include_eos else None
+        half_widths = [None] * len(totals) if errors is None else (1.96 * errors * tokens / per_word).tolist()
         result = PerplexityResult(
             split=split,
             scales=tuple(
@@ -266,8 +309,10 @@ class PerplexityAccumulator:
                     ppl_token=_exp(float(total) / tokens),
                     ppl_word=_exp(float(total) / per_word),
                     bits_per_char=float(total) / math.log(2) / per_char,
+                    ppl_word_low=None if half is None else _exp(float(total) / per_word - half),
+                    ppl_word_high=None if half is None else _exp(float(total) / per_word + half),
                 )
-                for scale, total in zip(self.logit_scales, totals, strict=True)
+                for scale, total, half in zip(self.logit_scales, totals, half_widths, strict=True)
             ),
             tokens=tokens,
             per_word=per_word,

@@ -236,3 +236,42 @@ def test_stored_result_has_every_count():
         "oov_rule": counts.oov_rule,
     }
     assert (stored["tokens"], stored["per_word"], stored["per_char"]) == (3, 3, 8)
+
+
+def test_interval_is_that_of_a_bootstrap_over_sentences():
+    rng = np.random.default_rng(0)
+    rows, length = 60, 24
+    targets, segments = np.zeros((rows, length), int), np.zeros((rows, length), int)
+    sentences = []
+    for row in range(rows):
+        at = 0
+        for segment in (1, 2, 3):
+            n = int(rng.integers(2, 8))
+            targets[row, at : at + n], segments[row, at : at + n] = [*rng.integers(3, 90, n - 1), 1], segment
+            sentences.append((row, at, at + n))
+            at += n
+    hard = {s: rng.gamma(2.0, 1.5) for s in sentences}  # whole sentences are easy or hard
+    nll = np.zeros((1, rows, length))
+    for (row, a, b), mean in hard.items():
+        nll[0, row, a:b] = rng.gamma(2.0, mean / 2, b - a)
+    accumulator = PerplexityAccumulator()
+    for part in np.array_split(np.arange(rows), 4):  # however it is batched
+        accumulator.add(nll[:, part], targets[part], segments[part])
+    words = int((targets > 1).sum())
+    result = accumulator.result(TextCounts(len(sentences), words, 5 * words)).at(1.0)
+
+    totals = np.array([[nll[0, r, a:b].sum(), b - a] for r, a, b in sentences])
+    drawn = rng.integers(0, len(totals), (4000, len(totals)))
+    means = np.log(result.ppl_word) * totals[drawn, 0].sum(1) / totals[drawn, 1].sum(1) / result.nll_per_token
+    low, high = np.exp(np.quantile(means, [0.025, 0.975]))
+    width = np.log(result.ppl_word_high / result.ppl_word_low)
+    assert width == pytest.approx(np.log(high / low), rel=0.05)  # the bootstrap's is a little skewed
+    assert result.ppl_word_low < result.ppl_word < result.ppl_word_high
+
+
+def test_there_is_no_interval_of_few_sentences_or_where_they_are_not_told_apart():
+    targets = np.array([[5, 6, 1, 0]] * 12)
+    for rows, segments in ((9, np.where(targets > 0, 1, 0)), (12, None)):
+        accumulator = PerplexityAccumulator()
+        accumulator.add(np.ones((1, rows, 4)), targets[:rows], segments if segments is None else segments[:rows])
+        assert accumulator.result(TextCounts(rows, 2 * rows, 9 * rows)).at(1.0).ppl_word_low is None
