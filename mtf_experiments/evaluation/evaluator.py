@@ -115,7 +115,7 @@ class Measured:
             content["tuned"] = {"logit_scale": choice.logit_scale, "ppl_word": choice.development.ppl_word}
         written = []
         if self.translation:
-            written = record_translations(self.translation.decoded, run, task, split, step)
+            written = record_translations(self.translation.decoded, run, task, split, step, self.translation.references)
             content["bleu"] = {**self.translation.as_json(), "decodes": written[0].name}
         write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
         return [path, *written]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mtf_experiments.data.text_io import one_line
 from mtf_experiments.data.tokenizer import round_trip
 from mtf_experiments.data.translation_task import PreparedTranslation
 from mtf_experiments.errors import UserError
@@ -31,6 +32,7 @@ class TranslationResult:
     bleu: BleuResult
     not_reversible: float
     warning: str = ""
+    references: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """What is kept of it; the translations have files of their own."""
@@ -62,13 +64,25 @@ class TranslationEvaluator:
             check_detokenised(references, "the references", "13a")
         except UserError as error:  # hours of decoding are not thrown away for it
             warning = str(error)
-        return TranslationResult(split, tuple(decoded), result, spelling.changed / max(1, spelling.lines), warning)
+        return TranslationResult(
+            split, tuple(decoded), tuple(references), result, spelling.changed / max(1, spelling.lines), warning
+        )
 
 
 def record_translations(
-    decoded: Sequence[Decoded], run: RunDirectory, task: str, split: str, step: int | str
+    decoded: Sequence[Decoded],
+    run: RunDirectory,
+    task: str,
+    split: str,
+    step: int | str,
+    references: Sequence[str] = (),
 ) -> list[Any]:
-    """Stores the translations, one plain line for each source line, and their details beside them. Returns the paths."""
+    """Stores the translations, one plain line for each source line, their details and references beside them.
+
+    Returns the paths of the first two.
+    """
+    if references:
+        write_text(run.references(task, split), "".join(f"{one_line(r)}\n" for r in references))
     lines, details = run.decode(task, split, step), run.decode(task, split, step, ".jsonl")
     write_text(lines, "".join(f"{d.text}\n" for d in decoded))
     write_text(details, "".join(_json_line(d, number) for number, d in enumerate(decoded, 1)))

@@ -68,6 +68,10 @@ class RunDirectory:
         """The file of one decode, a plain line for each source line; with suffix ".jsonl" its details."""
         return self.path / "decodes" / f"{task}-{split}-{step}{suffix}"
 
+    def references(self, task: str, split: str) -> Path:
+        """The file of the references that decodes of `split` are scored against."""
+        return self.path / "decodes" / f"{task}-{split}.references.txt"
+
     @classmethod
     def create(cls, path: str | os.PathLike[str], writer: bool = True) -> RunDirectory:
         """The directory, made if need be. Raises UserError, before any work is done, if it cannot be written."""
