@@ -18,12 +18,16 @@ def main(argv: list[str]) -> None:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="the directory of a run, or a folder of such")
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the folder for tables and pictures")
     parser.add_argument("--title", metavar="TEXT", help="the heading of the page")
+    parser.add_argument(
+        "--prompt", metavar="TEXT", help="add what each finished run makes of this text (Appendix C of the paper)"
+    )
     args = parser.parse(argv)
 
     from mtf_experiments.files import write_text
     from mtf_experiments.reporting import plots, tables
     from mtf_experiments.reporting.comparisons import compared
     from mtf_experiments.reporting.runs import read_runs
+    from mtf_experiments.reporting.samples import samples
 
     runs = read_runs(args.runs)
     args.output.mkdir(parents=True, exist_ok=True)
@@ -31,7 +35,9 @@ def main(argv: list[str]) -> None:
         mine = [r for r in runs if r.task == task]
         name = task or "not_evaluated"
         pictures = plots.draw(mine, args.output, name)
-        page = tables.markdown(args.title or f"Runs of {name}", mine, [p.name for p in pictures], compared(mine))
+        made = samples(mine, args.prompt) if args.prompt else {}
+        title = args.title or f"Runs of {name}"
+        page = tables.markdown(title, mine, [p.name for p in pictures], compared(mine), args.prompt or "", made)
         write_text(args.output / f"{name}.md", page)
         write_text(args.output / f"{name}.json", json.dumps(tables.as_json(mine), indent=1, ensure_ascii=False) + "\n")
         print(page)

@@ -50,7 +50,15 @@ def main(argv: list[str]) -> None:
         exp.seed, exp.mesh_shape, exp.layout, task.fingerprints(), counts=task.all_counts()
     )
     trainer = Trainer(
-        programs, task, run, exp.train_steps, exp.training, exp.evaluation, exp.decoding, exp.flops_per_step
+        programs,
+        task,
+        run,
+        exp.train_steps,
+        exp.training,
+        exp.evaluation,
+        exp.decoding,
+        exp.flops_per_step,
+        {**config.macros(), "seed": exp.seed, "parameters": sizes.parameter_count},
     )
     run.record(config.resolved(), environment)
     if run.writer:

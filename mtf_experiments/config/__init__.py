@@ -11,7 +11,7 @@ from mtf_experiments.config.files import PARAM, find, gin_folders
 from mtf_experiments.config.names import RENAMED
 from mtf_experiments.config.reading import build, check_all_read
 from mtf_experiments.config.state import clear, load, loaded, locate
-from mtf_experiments.config.text import diff, flatten, resolved
+from mtf_experiments.config.text import diff, flatten, macros, resolved
 from mtf_experiments.config.version import SCHEMA_VERSION
 
 __all__ = [
@@ -29,5 +29,6 @@ __all__ = [
     "load",
     "loaded",
     "locate",
+    "macros",
     "resolved",
 ]

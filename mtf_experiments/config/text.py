@@ -1,5 +1,6 @@
 """Configurations as text: the resolved configuration of a run, and what differs between two of them."""
 
+import ast
 import inspect
 import math
 import re
@@ -97,6 +98,17 @@ def flatten(text: str) -> dict[str, str]:
             name = re.sub(r"^/|\.$", "", f"{statement.scope}/{statement.selector}.{statement.arg_name}")
             values[name] = repr(statement.value)
     return values
+
+
+def macros() -> dict[str, str | float]:
+    """Return the macros of the loaded configuration that are numbers or texts, and their values."""
+    found = {}
+    for name, text in flatten(resolved()).items():
+        if "." not in name:
+            value = ast.literal_eval(text) if re.match(r"[-'\"0-9]", text) else None
+            if isinstance(value, str | int | float):
+                found[name] = value
+    return found
 
 
 def diff(before: str, after: str) -> str:

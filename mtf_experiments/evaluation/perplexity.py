@@ -248,6 +248,8 @@ class PerplexityAccumulator:
         if self._told_apart < max(_LEAST_FOR_INTERVAL, self.sentences):
             return None
         mean = (self.inner_total + self.eos_total) / self.tokens
+        if not np.isfinite(mean).all():
+            return None
         squares, mixed = self._squares
         residuals = np.maximum(squares - 2 * mean * mixed + mean**2 * self._tokens_squared, 0.0)
         return np.sqrt(residuals * self._told_apart / (self._told_apart - 1)) / self.tokens

@@ -64,9 +64,8 @@ class TranslationEvaluator:
             check_detokenised(references, "the references", "13a")
         except UserError as error:  # hours of decoding are not thrown away for it
             warning = str(error)
-        return TranslationResult(
-            split, tuple(decoded), tuple(references), result, spelling.changed / max(1, spelling.lines), warning
-        )
+        not_reversible = spelling.changed / max(1, spelling.lines)
+        return TranslationResult(split, tuple(decoded), result, not_reversible, warning, tuple(references))
 
 
 def record_translations(

@@ -6,14 +6,17 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from tensorboardX import SummaryWriter
+from tensorboardX.summary import hparams
 
 from mtf_experiments.errors import UserError
 from mtf_experiments.files import write_atomically
+
+Charts: TypeAlias = Mapping[str, Mapping[str, Sequence[str]]]
 
 
 class MetricsWriter:
@@ -68,6 +71,18 @@ class MetricsWriter:
         """Shows `text` (Markdown) in TensorBoard under `tag`."""
         if self._active:
             self._board.add_text(tag, text, step)
+
+    def describe(self, hyperparameters: Mapping[str, str | float], results: Sequence[str], charts: Charts) -> None:
+        """Says, for TensorBoard, what the run is: the rows and columns of HPARAMS, and the charts of CUSTOM SCALARS.
+
+        `results` are keys of scalars that runs are compared by; `charts` maps a category to titles, a title to keys that are
+        drawn together.
+        """
+        if self._active and (writer := self._board.file_writer) is not None:
+            for summary in hparams(dict(hyperparameters), dict.fromkeys(results, 0.0)):
+                writer.add_summary(summary)
+            layout = {c: {t: ["Multiline", list(keys)] for t, keys in of.items()} for c, of in charts.items()}
+            self._board.add_custom_scalars(layout)
 
     def close(self) -> None:
         """Writes out what is buffered and ends."""

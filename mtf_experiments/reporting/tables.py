@@ -101,8 +101,18 @@ def _splits(runs: Sequence[Run]) -> list[str]:
     )
 
 
-def markdown(title: str, runs: Sequence[Run], pictures: Sequence[str], comparisons: Iterable[str] = ()) -> str:
-    """The report as a page that reads well in a terminal and on a code host."""
+def markdown(
+    title: str,
+    runs: Sequence[Run],
+    pictures: Sequence[str],
+    comparisons: Iterable[str] = (),
+    prompt: str = "",
+    samples: Mapping[str, str] | None = None,
+) -> str:
+    """The report as a page that reads well in a terminal and on a code host.
+
+    `comparisons` are sentences; `samples` has what each run made of `prompt`.
+    """
     translates = any(r.translates for r in runs)
     parts = [f"# {title}", ""]
     unfinished = [r for r in runs if not r.finished]
@@ -124,6 +134,8 @@ def markdown(title: str, runs: Sequence[Run], pictures: Sequence[str], compariso
         parts += ["```", found.formula(), "```", ""]
     parts += ["## Curves", "", "```", _diagnoses(runs), "```", ""]
     parts += ["## Beside the paper", "", _beside(runs, translates), ""]
+    if samples:
+        parts += [f'## What they make of "{prompt}"', "", *(f"- {name}: {text}" for name, text in samples.items()), ""]
     if signatures := sorted({b["signature"] for r in runs for s in _splits(runs) if (b := bleu(r, s))}):
         parts += ["BLEU: " + "; ".join(f"`{s}`" for s in signatures), ""]
     parts += [line for name in pictures for line in (f"![{name}]({name})", "")]

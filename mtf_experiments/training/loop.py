@@ -6,7 +6,7 @@ import contextlib
 import faulthandler
 import math
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any
 
@@ -29,6 +29,20 @@ from mtf_experiments.training.settings import Training
 from mtf_experiments.training.step import Programs, TrainState
 
 BEST_BY = "validation/nll_per_token"
+CHARTS = {
+    "learning": {
+        "nats per token": ["train/nll", "validation/nll_per_token"],
+        "perplexity per word": ["validation/ppl_word"],
+        "BLEU": ["validation/bleu"],
+    },
+    "health": {
+        "gradient norm": ["train/grad_norm"],
+        "learning rate": ["train/learning_rate"],
+        "speed": ["speed/tokens/s"],
+    },
+}
+"""What TensorBoard's CUSTOM SCALARS draws together."""
+_SHOWN = 5  # translations
 
 
 class Stopped(Exception):
@@ -38,7 +52,7 @@ class Stopped(Exception):
 class Trainer:
     """One run in a run directory: `train_steps` updates in all. An interrupted run goes on from its newest checkpoint.
 
-    `flops_per_step` are the model's, over all devices.
+    `flops_per_step` are the model's, over all devices. `hyperparameters` are what runs are compared by in TensorBoard.
     """
 
     def __init__(
@@ -51,7 +65,9 @@ class Trainer:
         evaluation: Evaluation,
         decoding: Decoding,
         flops_per_step: float,
+        hyperparameters: Mapping[str, str | float] | None = None,
     ) -> None:
+        self.hyperparameters = hyperparameters or {}
         self.programs, self.task, self.run = programs, task, run
         self.train_steps, self.training, self.evaluation = train_steps, training, evaluation
         self.flops_per_step = flops_per_step
@@ -99,6 +115,7 @@ class Trainer:
             try:
                 if step == 0:
                     metrics.text(0, "data/first rows", self._first_rows())
+                    metrics.describe(self.hyperparameters, self._results(), CHARTS)
                     if self.training.eval_every:
                         self._evaluate(state, 0)
                 for batch in batches:
@@ -196,6 +213,9 @@ class Trainer:
         with self._meter.pause("evaluation"):
             result = evaluator.evaluate(state.params, "validation", label, between, translate)
         self._metrics.scalars(step, result.metrics())
+        if result.translation:
+            first = result.translation.decoded[:_SHOWN]
+            self._metrics.text(step, "decodes/validation", "\n\n".join(f"{d.source}  \n**{d.text}**" for d in first))
         if self._main:
             result.record(self.run, self.task.task.name, step)
         shown = result.lines() if last else result.short_lines()
@@ -213,6 +233,10 @@ class Trainer:
         with self._meter.pause("saving"):
             metrics = result.metrics() if result else None
             self.checkpoints.save(step, state.params, state.opt_state, meta, metrics)
+
+    def _results(self) -> list[str]:
+        translation = ["validation/bleu"] if isinstance(self.task, PreparedTranslation) else []
+        return [*translation, "validation/ppl_word", "validation/nll_per_token", "train/nll", "speed/tokens/s"]
 
     def _first_rows(self) -> str:
         targets = self._rows.batch(0, slice(0, 4))["targets"]

@@ -1,8 +1,10 @@
 """The sweep command on three small members: it skips what is done, survives a failure, and goes on after being stopped."""
 
+import os
 import re
 import shutil
 import signal
+import subprocess
 import time
 
 import pytest
@@ -97,3 +99,36 @@ def test_mistakes_are_told_before_anything_runs(flags, words, folder, env):
     result = sweep(folder, env, "refused", *flags)
     assert result.code == 2 and all(word in result.err for word in words), result
     assert not (folder / "refused").exists()
+
+
+@pytest.fixture
+def printed(tmp_path):
+    """Lines as `sweep --print` writes them, that leave a file each."""
+    (tmp_path / "members.txt").write_text("echo 'a b' > first && echo done\ntouch second && false\ntouch third\n")
+    return tmp_path
+
+
+def script(name, *arguments, cwd, **env):
+    path = runs.REPOSITORY / "scripts" / name
+    argv = ["sh", path, *arguments]
+    done = subprocess.run(argv, cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_task_of_a_slurm_array_runs_its_member(printed):
+    code, out, _ = script("sweep_slurm.sh", "members.txt", cwd=printed, SLURM_ARRAY_TASK_ID="1")
+    assert code == 0 and out.endswith("done\n") and (printed / "first").read_text() == "a b\n"
+    assert not (printed / "second").exists()
+    assert script("sweep_slurm.sh", "members.txt", cwd=printed, SLURM_ARRAY_TASK_ID="2")[0] == 1
+    code, _, err = script("sweep_slurm.sh", "members.txt", cwd=printed, SLURM_ARRAY_TASK_ID="9")
+    assert code == 2 and "has no line 9" in err
+
+
+def test_a_cloud_tpu_runs_all_members_whatever_fails(printed):
+    (printed / "gcloud").write_text(
+        '#!/bin/sh\nfor a; do case "$a" in --command=*) sh -c "${a#--command=}";; esac; done\n'
+    )
+    (printed / "gcloud").chmod(0o755)
+    code, _, err = script("sweep_cloud_tpu.sh", "members.txt", "v4", "us", cwd=printed, GCLOUD=str(printed / "gcloud"))
+    assert code == 1 and err.strip() == "failed: touch second && false"
+    assert all((printed / name).exists() for name in ("first", "second", "third"))

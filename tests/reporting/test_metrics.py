@@ -106,3 +106,20 @@ def test_processes_that_do_not_write_leave_no_file(tmp_path):
 
 def test_absent_file_has_no_rows(tmp_path):
     assert read_metrics(tmp_path / "metrics.jsonl") == []
+
+
+def test_tensorboard_is_told_what_the_run_is(tmp_path):
+    with MetricsWriter(tmp_path, active=True) as writer:
+        writer.describe(
+            {"d_ff": 64, "layout": "batch:rows"}, ["validation/ppl_word"], {"learning": {"loss": ["train/nll"]}}
+        )
+        writer.scalars(1, {"validation/ppl_word": 7.0})
+    written = b"".join(p.read_bytes() for p in tmp_path.glob("events.*"))
+    for part in (
+        b"_hparams_/session_start_info",
+        b"d_ff",
+        b"batch:rows",
+        b"validation/ppl_word",
+        b"custom_scalars__config__",
+    ):
+        assert part in written
