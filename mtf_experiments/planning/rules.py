@@ -251,6 +251,7 @@ def _gather(run: Run, op: Operation, union: Axes) -> Axes:
 
 
 def _softmax(run: Run, op: Operation, union: Axes) -> Axes:
+    """Maximum and sum forward; backward a sum of gradients."""
     (x,) = op.inputs
     name = _dim(op)
     rows = Shape(d for d in run.shape(x) if d.name != name)
@@ -266,16 +267,6 @@ def _cross_entropy(run: Run, op: Operation, union: Axes) -> Axes:
     times = 4 if op.name.endswith("uniform") else 3  # maximum, sum, the label's logit, the sum of all
     run.sum_over(axes, op, run.shape(labels), 4, times)
     return union - axes
-
-
-def _log_softmax(run: Run, op: Operation, union: Axes) -> Axes:
-    """Maximum and sum forward; backward the sum of the gradients, since x - logsumexp(x) casts the latter."""
-    (x,) = op.inputs
-    name = _dim(op)
-    rows = Shape(d for d in run.shape(x) if d.name != name)
-    axes = run.axes(d for d in run.shape(x) if d.name == name)
-    run.sum_over(axes, op, rows, run.itemsize(x), 2 + (x in run.of.differentiated))
-    return union
 
 
 def _cumsum(run: Run, op: Operation, union: Axes) -> Axes:
@@ -337,7 +328,7 @@ _RULES: Mapping[str, Callable[[Run, Operation, Axes], Axes]] = {
     "unstack": _unstack,
     "gather": _gather,
     "softmax": _softmax,
-    "log_softmax": _log_softmax,
+    "log_softmax": _softmax,
     "cumsum": _cumsum,
     "shift": _shift,
     "concat": _joined,
