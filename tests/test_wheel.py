@@ -28,3 +28,5 @@ def test_gin_files_are_found_in_an_installed_wheel(tmp_path):
 
     assert shipped(installed / "mtf_experiments" / "gin") == shipped(REPOSITORY / "gin")
     assert shipped(REPOSITORY / "gin")
+    paper = Path("mtf_experiments", "reporting", "paper.json")
+    assert (installed / paper).read_bytes() == (REPOSITORY / paper).read_bytes()
