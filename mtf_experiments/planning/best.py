@@ -18,6 +18,7 @@ from mtf_experiments.planning.plan import Experiment, estimator_of, on_accelerat
 from mtf_experiments.planning.search import Candidate, Found, search
 
 _MOST_TRACED = 60
+_SAME = 1.02
 
 
 @dataclass(frozen=True)
@@ -139,11 +140,11 @@ def made_to_fit(exp: Experiment, hardware: Hardware, mesh: mtf.MeshShape, layout
 
 
 def _worth_listing(candidates: Sequence[Candidate]) -> Iterator[Candidate]:
-    """Candidates without those that only add rules to a faster one on the same mesh."""
+    """Candidates without those that add rules to a faster one on the same mesh and change next to nothing."""
     kept: list[Candidate] = []
     for c in candidates:
         rules = set(c.layout.items())
-        if not any(k.mesh == c.mesh and set(k.layout.items()) < rules for k in kept):
+        if not any(k.mesh == c.mesh and set(k.layout.items()) < rules and c.seconds < _SAME * k.seconds for k in kept):
             kept.append(c)
             yield c
 
