@@ -68,8 +68,7 @@ def main() -> None:
     from mtf_experiments import experiment, mtf
     from mtf_experiments.planning.measure import measured_cpu
     from mtf_experiments.planning.plan import timed
-    from mtf_experiments.planning.text import duration_of
-    from mtf_experiments.reporting.console import table
+    from mtf_experiments.reporting.console import duration_of, table
     from mtf_experiments.training.feed import device_batch
 
     hardware = measured_cpu(DEVICES)

@@ -16,6 +16,7 @@ from mtf_experiments.planning.forecast import Forecast
 from mtf_experiments.planning.hardware import Hardware
 from mtf_experiments.planning.plan import Experiment, estimator_of, on_accelerators, timed
 from mtf_experiments.planning.search import Candidate, Found, search
+from mtf_experiments.reporting.console import duration_of
 
 _MOST_TRACED = 60
 _SAME = 1.02
@@ -163,7 +164,7 @@ def reason(ranked: Ranked, winner: Ranked, estimator: Estimator, hardware: Hardw
     for what, seconds in sorted(more.items(), key=lambda item: -item[1]):
         if seconds <= 0.1 * lost or seconds <= 1e-4 * winner.seconds:
             continue
-        text = f"{what} +{seconds * 1e3:.3g} ms"
+        text = f"{what} +{duration_of(seconds)}"
         if what == "communication":
             axes, _ = max(ranked.time.communication.items(), key=lambda item: item[1])
             text += f" (most over {' and '.join(axes)})"

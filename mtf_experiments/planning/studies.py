@@ -17,8 +17,7 @@ from mtf_experiments.files import write_text
 from mtf_experiments.planning import compilers
 from mtf_experiments.planning.hardware import Hardware
 from mtf_experiments.planning.plan import Experiment, on_accelerators, timed
-from mtf_experiments.planning.text import duration_of
-from mtf_experiments.reporting.console import size, table
+from mtf_experiments.reporting.console import duration_of, size, table
 
 Load = Callable[[Sequence[str], Sequence[str], Sequence[type]], list[Any]]
 _METRICS = {

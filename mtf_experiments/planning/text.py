@@ -10,7 +10,7 @@ from mtf_experiments.planning.best import Ranked, Searched, reason
 from mtf_experiments.planning.compilers import Compiled
 from mtf_experiments.planning.cost import collective_time
 from mtf_experiments.planning.plan import Plan
-from mtf_experiments.reporting.console import block, count, duration, rate, size, table
+from mtf_experiments.reporting.console import block, count, duration, duration_of, rate, size, table
 
 PAPER = {
     # Parameters, processors: FLOP/s reached, peak, hours of the whole run (Shazeer et al. 2018, sections 8.4 and 9).
@@ -234,11 +234,3 @@ def _compiled(plan: Plan, compiled: Sequence[Compiled]) -> str:
         "the trace does not see. For cpu the prediction includes the copy its compiler makes of donated stacks of parameters."
     )
     return table(rows, right=range(1, 3 + len(axes))) + "\n" + notes
-
-
-def duration_of(seconds: float) -> str:
-    """A time of any size: 12 µs, 3.4 ms, 2.1 s, then as `console.duration`."""
-    for factor, unit in ((1e6, "µs"), (1e3, "ms")):
-        if seconds * factor < 999.5:
-            return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds:.3g} s" if seconds < 60 else duration(seconds)

@@ -47,6 +47,14 @@ def duration(seconds: float) -> str:
     return f"{h // 24}d{h % 24:02}h"
 
 
+def duration_of(seconds: float) -> str:
+    """A time of any size: 12 µs, 3.4 ms, 2.1 s, then as `duration`."""
+    for factor, unit in ((1e6, "µs"), (1e3, "ms")):
+        if seconds * factor < 999.5:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds:.3g} s" if seconds < 60 else duration(seconds)
+
+
 def perplexity(nll: float) -> str:
     """exp(nll) with its NLL beside it, "inf" where it is beyond a float: `24.1 (3.182 nats)`."""
     value = math.exp(nll) if nll < 709 else math.inf

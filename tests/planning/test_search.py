@@ -119,7 +119,7 @@ def test_the_papers_layout_is_found_for_its_largest_language_model(paper):
 
 def test_every_other_loses_for_a_reason(paper):
     reasons = [best.reason(r, paper.fitting[0], paper.estimator, paper.hardware) for r in paper.fitting]
-    assert reasons[0] == "the best" and all(" ms" in text for text in reasons[1:])
+    assert reasons[0] == "the best" and all("+" in text for text in reasons[1:])
 
 
 def test_what_does_not_fit_is_made_to():
