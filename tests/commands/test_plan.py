@@ -99,7 +99,9 @@ def test_a_search_prints_the_best_and_why_others_lose(tmp_path, here, env):
     tiny = f"--gin_file={here / 'tiny.gin'}"
     result = runs.run("plan", tiny, "--search", "--devices=8", cwd=tmp_path, env=env)
     assert result.code == 0, result
-    assert "legal meshes and layouts were" in result.out and "the best" in result.out and "communication +" in result.out
+    assert (
+        "legal meshes and layouts were" in result.out and "the best" in result.out and "communication +" in result.out
+    )
 
 
 def test_table_1_needs_no_gin_file(tmp_path, env):
