@@ -11,6 +11,13 @@ WORSE = 0.005
 """Relative rise of the development NLL above its best from which on a run overfits; a fall of less in its last part is
 saturation."""
 
+VERDICTS = (
+    f"Overfitting: the development NLL ends more than {WORSE:.1%} above its best. Still improving: over the last third of the "
+    f"evaluations it fell by more than {WORSE:.1%} (a learning rate that goes to zero makes the end of any run improve). "
+    "Saturated: neither."
+)
+"""What the verdicts mean, for readers."""
+
 
 @dataclass(frozen=True)
 class Diagnosis:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mtf_experiments.reporting.console import count
 from mtf_experiments.reporting.runs import Run
 from mtf_experiments.reporting.tables import bleu, by_seed, law, scale_result
 
@@ -55,12 +56,14 @@ def _curves(axes: Any, runs: Sequence[Run]) -> bool:
         axes.plot(train.steps, train.values, style, color=colour, alpha=0.35, linewidth=0.8)
         axes.plot(development.steps, development.values, f"o{style}", color=colour, label=run.name, markersize=4)
         after = [v for s, v in zip(development.steps, development.values, strict=True) if s > 0]
-        lowest.append(min(after or development.values))
-        highest.append(max(after or development.values))
+        if after:
+            lowest.append(min(after))
+            highest.append(max(after))
         drawn = True
     if drawn:
-        low, high = min(lowest), max(highest)
-        axes.set_ylim(low - 0.1 * (high - low) - 0.02, high + 0.5 * (high - low) + 0.02)
+        if lowest:
+            low, high = min(lowest), max(highest)
+            axes.set_ylim(low - 0.1 * (high - low) - 0.02, high + 0.5 * (high - low) + 0.02)
         axes.set_xlabel("steps")
         axes.set_ylabel("nats per token")
         axes.set_title("Learning curves: development (points), training with dropout (thin)", fontsize=11)
@@ -101,6 +104,7 @@ def _width(axes: Any, runs: Sequence[Run]) -> bool:
     if not translates:
         axes.set_yscale("log")
         _plain(axes.yaxis)
+    _plain(axes.xaxis)
     axes.set_xlabel("parameters")
     axes.set_ylabel("BLEU (development)" if translates else "perplexity per word (development)")
     axes.set_title(f"Width: {len(finished)} finished runs, 95 % intervals over sentences", fontsize=11)
@@ -186,6 +190,7 @@ def _scales(axes: Any, runs: Sequence[Run]) -> bool:
 def _plain(axis: Any) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator
 
-    axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.4g}"))
-    axis.set_minor_locator(LogLocator(subs=(2.0, 3.0, 5.0)))
-    axis.set_minor_formatter(FuncFormatter(lambda v, _: f"{v:,.4g}"))
+    plain = FuncFormatter(lambda v, _: count(v) if v >= 10_000 else f"{v:,.4g}")
+    axis.set_major_formatter(plain)
+    axis.set_minor_locator(LogLocator(subs=(2.0, 3.0, 4.0, 5.0, 7.0)))
+    axis.set_minor_formatter(plain)

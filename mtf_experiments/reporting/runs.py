@@ -153,7 +153,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
     directories = list({p.resolve(): (base, p) for base, p in directories}.values())
     names = [p.name for _, p in directories]
     runs = [Run.read(p, p.name if names.count(p.name) == 1 else f"{base.name}/{p.name}") for base, p in directories]
-    return sorted(runs, key=lambda r: (r.task, r.parameters or 0, r.tokens or 0, r.seed, r.name))
+    return sorted(runs, key=lambda r: (r.task, r.parameters or 0, r.train_tokens or 0, r.seed, r.name))
 
 
 def _json(path: Path) -> dict[str, Any]:

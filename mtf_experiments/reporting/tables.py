@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from mtf_experiments.reporting.console import count, duration, table
-from mtf_experiments.reporting.diagnosis import diagnose
+from mtf_experiments.reporting.diagnosis import VERDICTS, diagnose
 from mtf_experiments.reporting.runs import WIDTHS, Run
 from mtf_experiments.reporting.scaling import Law, fit
 
@@ -118,7 +118,8 @@ def markdown(
     unfinished = [r for r in runs if not r.finished]
     parts += [
         f"{len(runs)} runs of the task {runs[0].task or '(not evaluated)'}, {len(runs) - len(unfinished)} of them finished. "
-        "Intervals are of 95 %, over the sentences of the set; they say nothing of other seeds.",
+        "Intervals are of 95 %, over the sentences of the set; they say nothing of other seeds. Times are of training "
+        "alone, at the median of the speeds logged; runs may have shared their machine.",
         "",
         "```",
         _results(runs, translates),
@@ -132,7 +133,9 @@ def markdown(
     if (found := law(runs)) is not None:
         parts += ["## Scaling law", "", "Development NLL per token, N parameters, D tokens trained on:", ""]
         parts += ["```", found.formula(), "```", ""]
-    parts += ["## Curves", "", "```", _diagnoses(runs), "```", ""]
+        if any(term and term[1] > 1 for term in (found.by_parameters, found.by_tokens)):
+            parts += ["An exponent above 1 says that these runs saturate, not that a power law holds beyond them.", ""]
+    parts += ["## Curves", "", "```", _diagnoses(runs), "```", "", VERDICTS, ""]
     parts += ["## Beside the paper", "", _beside(runs, translates), ""]
     if samples:
         parts += [f'## What they make of "{prompt}"', "", *(f"- {name}: {text}" for name, text in samples.items()), ""]
@@ -155,10 +158,11 @@ def _results(runs: Sequence[Run], translates: bool) -> str:
         row += [count(r.parameters) if r.parameters else "", steps, count(r.tokens) if r.tokens else ""]
         row.append(duration(r.seconds) if r.seconds else "")
         for split in splits:
+            at = "" if r.finished or not (e := r.evaluation(split)) else f" after {e['step']:,}"
             if translates:
-                row += [_bleu(bleu(r, split)), _value(scale_result(r, split), "ppl_token")]
+                row += [_bleu(bleu(r, split)) + at, _value(scale_result(r, split), "ppl_token")]
             else:
-                row += [_perplexity(scale_result(r, split)), _tuned(scale_result(r, split, tuned=True))]
+                row += [_perplexity(scale_result(r, split)) + at, _tuned(scale_result(r, split, tuned=True))]
         rows.append(row)
     return table(rows, right=range(1, len(head)))
 
